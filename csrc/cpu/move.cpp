@@ -1,0 +1,166 @@
+// What each row receives from its segment (gradients.h).
+//
+// Rows in order are walked segment by segment, so that the segment's values stay in the first-level cache: each element
+// of the output is written once, in order. Rows out of order are walked one after the other and look their segment up,
+// which makes the values the random access and keeps the writes, the larger part, in order.
+#include "cpu/capability.h"
+
+#include "cpu/vec.h"
+#include "cpu/walk.h"
+#include "dispatch.h"
+#include "kernels.h"
+
+namespace FASTOPS_CPU_NAMESPACE {
+namespace {
+
+struct MovePolicy {
+  static constexpr int64_t kChunkRows = 512;      // guess
+  static constexpr int64_t kTileColumns = 1024;   // guess: values of a tile stay in the first-level cache
+  static constexpr int64_t kTaskBytes = 1 << 16;  // guess: below this a second thread costs more than it saves
+};
+
+template <template <class> class Map, class T>
+class MapRows final : public Visitor {
+  using M = Map<T>;
+  const RowMapCall& call_;
+  const SegmentsView& segments_;
+  std::vector<std::vector<T>> rows_;  // for each thread, a row to copy
+
+ public:
+  explicit MapRows(const RowMapCall& call) : call_(call), segments_(call.segments) {}
+
+  void run(const Pool& pool) {
+    const Cutting cut{call_.outer, call_.inner, MovePolicy::kTileColumns, MovePolicy::kChunkRows, MovePolicy::kTaskBytes, sizeof(T)};
+    const int64_t tasks = num_tasks(cut, segments_, pool);
+    rows_.resize(tasks);
+    if (segments_.order) {
+      const int64_t rows = call_.outer * segments_.num_rows;
+      pool(tasks, [&](int64_t task) {
+        for (int64_t at = task * rows / tasks; at < (task + 1) * rows / tasks; ++at) row(at);
+      });
+      return;
+    }
+    walk(cut, segments_, pool, tasks, *this);
+    // Rows before the first segment or behind the last, which only offsets that were never checked can leave.
+    const int64_t s = segments_.num_segments;
+    const int64_t first = s > 0 ? segments_.begin(0) : segments_.num_rows, last = s > 0 ? segments_.clamped(s) : segments_.num_rows;
+    for (int64_t outer = 0; outer < call_.outer; ++outer) {
+      zero(outer, 0, first);
+      zero(outer, last, segments_.num_rows);
+    }
+  }
+
+  void whole(const Tile& tile, int64_t first, int64_t last, int64_t thread) override {
+    for (int64_t s = first, begin = segments_.begin(first); s < last; ++s) {
+      const int64_t length = segments_.end(s, begin) - begin;
+      if (length > 0) MapRows::chunk(tile, {s, begin, 0, length}, thread);
+      begin += length;
+    }
+  }
+
+  void chunk(const Tile& tile, const Span& span, int64_t thread) override {
+    const int64_t inner = call_.inner, width = tile.last - tile.first;
+    const int64_t first = span.begin + span.first, rows = std::min(span.length - span.first, MovePolicy::kChunkRows);
+    const int64_t values = (tile.outer * segments_.num_segments + span.segment) * inner + tile.first;
+    const int64_t at = (tile.outer * segments_.num_rows + first) * inner + tile.first;
+    T* out = static_cast<T*>(call_.out) + at;
+    if constexpr (M::kReadsData) {
+      const T* data = static_cast<const T*>(call_.data) + at;
+      if (inner == 1) {
+        const M map(call_.arrays, values, span.length);
+        for (int64_t r = 0; r < rows; ++r) out[r] = map(data[r], first + r);
+        return;
+      }
+      for (int64_t column = 0; column < width; column += kColumnsAtOnce) {
+        columns(data + column, out + column, values + column, std::min(kColumnsAtOnce, width - column), rows, first, span.length);
+      }
+    } else if constexpr (std::is_same_v<M, SelectMap<T>>) {  // few rows are selected: the others are zeros
+      for (int64_t r = 0; r < rows; ++r) std::memset(out + r * inner, 0, width * sizeof(T));
+      for (int64_t column = 0; column < width; ++column) {
+        const M map(call_.arrays, values + column, span.length);
+        const int64_t r = map.selected - first;
+        if (r >= 0 && r < rows) out[r * inner + column] = map({}, map.selected);
+      }
+    } else {  // the same row again and again
+      if (inner == 1) return void(std::fill(out, out + rows, M(call_.arrays, values, span.length)({}, 0)));
+      const T* row = static_cast<const T*>(call_.arrays.values) + values;
+      if constexpr (!std::is_same_v<M, BroadcastMap<T>>) {
+        auto& computed = rows_[thread];
+        computed.resize(width);
+        for (int64_t column = 0; column < width; ++column) {
+          computed[column] = M(call_.arrays, values + column, span.length)({}, 0);
+        }
+        row = computed.data();
+      }
+      for (int64_t r = 0; r < rows; ++r) std::memcpy(out + r * inner, row, width * sizeof(T));
+    }
+  }
+
+ private:
+  static constexpr int64_t kColumnsAtOnce = 64;
+
+  void columns(const T* data, T* out, int64_t values, int64_t width, int64_t rows, int64_t first, int64_t length) {
+    alignas(M) std::byte storage[kColumnsAtOnce * sizeof(M)];
+    M* maps = reinterpret_cast<M*>(storage);
+    for (int64_t column = 0; column < width; ++column) new (maps + column) M(call_.arrays, values + column, length);
+    for (int64_t r = 0; r < rows; ++r, data += call_.inner, out += call_.inner) {
+      for (int64_t column = 0; column < width; ++column) out[column] = maps[column](data[column], first + r);
+    }
+  }
+
+  void row(int64_t at) {
+    const int64_t inner = call_.inner, outer = at / segments_.num_rows, r = at % segments_.num_rows;
+    const int64_t s = segments_.index[r];
+    if (s < 0 || s >= segments_.num_segments) return zero(outer, r, r + 1);
+    const int64_t begin = segments_.begin(s), length = segments_.end(s, begin) - begin;
+    const int64_t values = (outer * segments_.num_segments + s) * inner;
+    T* out = static_cast<T*>(call_.out) + at * inner;
+    if constexpr (std::is_same_v<M, BroadcastMap<T>>) {
+      std::memcpy(out, static_cast<const T*>(call_.arrays.values) + values, inner * sizeof(T));
+    } else {
+      const T* data = M::kReadsData ? static_cast<const T*>(call_.data) + at * inner : nullptr;
+      for (int64_t column = 0; column < inner; ++column) {
+        out[column] = M(call_.arrays, values + column, length)(M::kReadsData ? data[column] : T{}, r);
+      }
+    }
+  }
+
+  void zero(int64_t outer, int64_t first, int64_t last) {
+    if (first >= last) return;
+    std::memset(static_cast<T*>(call_.out) + (outer * segments_.num_rows + first) * call_.inner, 0,
+                (last - first) * call_.inner * sizeof(T));
+  }
+};
+
+template <template <class> class Map>
+void floating(const RowMapCall& call, const Pool& pool) {
+  visit_floating(call.dtype, [&](auto t) { MapRows<Map, typename decltype(t)::type>(call).run(pool); });
+}
+
+}  // namespace
+
+void map_rows(const RowMapCall& call, const Pool& pool) {
+  switch (call.map) {
+    case RowMap::broadcast:  // bits are bits
+      switch (call.dtype) {
+        case DType::b8:
+        case DType::u8:
+        case DType::i8: return MapRows<BroadcastMap, uint8_t>(call).run(pool);
+        case DType::i16:
+        case DType::f16:
+        case DType::bf16: return MapRows<BroadcastMap, uint16_t>(call).run(pool);
+        case DType::i32:
+        case DType::f32: return MapRows<BroadcastMap, uint32_t>(call).run(pool);
+        case DType::i64:
+        case DType::f64: return MapRows<BroadcastMap, uint64_t>(call).run(pool);
+      }
+      unsupported();
+    case RowMap::mean: return floating<MeanMap>(call, pool);
+    case RowMap::select: return floating<SelectMap>(call, pool);
+    case RowMap::extremum: return floating<ExtremumMap>(call, pool);
+    case RowMap::prod: return floating<ProductMap>(call, pool);
+  }
+  unsupported();
+}
+
+}  // namespace FASTOPS_CPU_NAMESPACE

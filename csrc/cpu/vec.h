@@ -1,0 +1,142 @@
+// Vectors of kVectorBytes, as the compiler's own vector type: the operators and ?: work on every lane, so the algebra
+// of reducers.h serves for them unchanged. Where the compiler has no such type, a vector is one number.
+#pragma once
+
+#include "cpu/capability.h"
+
+#if FASTOPS_CAPABILITY > 0
+#include <immintrin.h>
+#endif
+
+#include "numeric.h"
+#include "reducers.h"
+
+namespace FASTOPS_CPU_NAMESPACE {
+
+#if FASTOPS_VECTOR_EXTENSION
+// Lambdas in the inner loops: accumulators stay in registers only if every call is inlined.
+#define FASTOPS_INLINE_LAMBDA __attribute__((always_inline))
+#define FASTOPS_NOINLINE __attribute__((noinline))
+template <class T, int kCount>
+struct Vector {
+  typedef T type __attribute__((vector_size(kCount * sizeof(T))));
+};
+template <class T>
+inline constexpr int kLanes = kVectorBytes / int(sizeof(T));
+#else
+#define FASTOPS_INLINE_LAMBDA
+#define FASTOPS_NOINLINE
+template <class T, int kCount>
+struct Vector {
+  typedef T type;
+};
+template <class T>
+inline constexpr int kLanes = 1;
+#endif
+
+// T, kLanes<T> of it.
+template <class T>
+using vec = typename Vector<T, kLanes<T>>::type;
+// As many lanes of T as a vector of V has.
+template <class T, class V>
+using vec_like = typename Vector<T, kLanes<V>>::type;
+
+// Integers as wide as V's lanes: the type of comparisons, row numbers and counts.
+template <class V>
+using lane_int = std::conditional_t<sizeof(V) == 8, int64_t, int32_t>;
+
+template <class V, class T>
+FASTOPS_HD V unaligned(const T* from) {
+  V to;
+  std::memcpy(&to, from, sizeof(V));
+  return to;
+}
+
+// kLanes<V> elements of T, as V.
+template <class V, class T>
+FASTOPS_HD vec<V> load(const T* from) {
+  if constexpr (kLanes<V> == 1) {
+    return load_as<V>(*from);
+  } else if constexpr (std::is_same_v<V, T>) {
+    return unaligned<vec<V>>(from);
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    const auto bits = __builtin_convertvector(unaligned<vec_like<uint16_t, float>>(from), vec<uint32_t>) << 16;
+    if constexpr (std::is_same_v<V, float>) {
+      return bit_cast<vec<float>>(bits);
+    } else {
+      vec<V> to{};
+      for (int i = 0; i < kLanes<V>; ++i) to[i] = load_as<V>(from[i]);
+      return to;
+    }
+  } else if constexpr (std::is_same_v<T, Half>) {
+#if FASTOPS_CAPABILITY > 0
+    if constexpr (std::is_same_v<V, float>) {
+      if constexpr (kVectorBytes == 64) {
+        return bit_cast<vec<float>>(_mm512_maskz_cvtph_ps(__mmask16(-1), unaligned<__m256i>(from)));
+      } else {
+        return bit_cast<vec<float>>(_mm256_cvtph_ps(unaligned<__m128i>(from)));
+      }
+    }
+#endif
+    vec<V> to{};
+    for (int i = 0; i < kLanes<V>; ++i) to[i] = load_as<V>(from[i]);
+    return to;
+  } else {
+    return __builtin_convertvector(unaligned<vec_like<T, V>>(from), vec<V>);
+  }
+}
+
+template <class T, class V>
+FASTOPS_HD void store(T* to, const V& from) {
+  using S = scalar_of<V>;
+  if constexpr (kLanes<S> == 1) {
+    *to = store_as<T>(from);
+  } else if constexpr (std::is_same_v<T, S>) {
+    std::memcpy(to, &from, sizeof(V));
+#if FASTOPS_CAPABILITY > 0
+  } else if constexpr (std::is_same_v<T, Half> && std::is_same_v<S, float> && kVectorBytes == 64) {
+    const __m256i bits = _mm512_maskz_cvtps_ph(__mmask16(-1), bit_cast<__m512>(from), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    std::memcpy(to, &bits, sizeof(bits));
+  } else if constexpr (std::is_same_v<T, Half> && std::is_same_v<S, float> && kVectorBytes == 32) {
+    const __m128i bits = _mm256_cvtps_ph(bit_cast<__m256>(from), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    std::memcpy(to, &bits, sizeof(bits));
+#endif
+  } else if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>) {
+    for (int i = 0; i < kLanes<S>; ++i) to[i] = store_as<T>(from[i]);
+  } else {
+    const auto narrowed = __builtin_convertvector(from, vec_like<T, S>);
+    std::memcpy(to, &narrowed, sizeof(narrowed));
+  }
+}
+
+template <class V>
+FASTOPS_HD scalar_of<V> lane(const V& v, int i) {
+  if constexpr (std::is_same_v<scalar_of<V>, V>) {
+    return v;
+  } else {
+    return v[i];
+  }
+}
+
+template <class V>
+FASTOPS_HD void replace(V& v, int i, scalar_of<V> x) {
+  if constexpr (std::is_same_v<scalar_of<V>, V>) {
+    v = x;
+  } else {
+    v[i] = x;
+  }
+}
+
+// Into the first-level cache, and into the second.
+FASTOPS_HD void prefetch([[maybe_unused]] const void* address) {
+#if FASTOPS_VECTOR_EXTENSION
+  __builtin_prefetch(address);
+#endif
+}
+FASTOPS_HD void prefetch_far([[maybe_unused]] const void* address) {
+#if FASTOPS_VECTOR_EXTENSION
+  __builtin_prefetch(address, 0, 2);
+#endif
+}
+
+}  // namespace FASTOPS_CPU_NAMESPACE

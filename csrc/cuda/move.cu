@@ -1,0 +1,420 @@
+// What each row receives from its segment (gradients.h).
+//
+// Rows in order are walked segment by segment in equal ranges of keys (segments.h), so that the values of a segment are
+// read once and all rows are written once, in order. Rows out of order are written one after the other and look up
+// their segment, which makes the values the random access and keeps the writes, the larger part, in order. Bytes
+// moved for each element: sizeof(T), twice that for maps that read the data.
+#include <cuda_runtime.h>
+
+#include <type_traits>
+#include <utility>
+
+#include "cuda/launch.cuh"
+#include "cuda/stacked.cuh"
+#include "cuda/vectors.cuh"
+#include "dispatch.h"
+#include "kernels.h"
+
+namespace fastops::cuda {
+namespace {
+
+struct MovePolicy {
+  static constexpr int kThreads = 256;
+  static constexpr int kNarrowThreads = 128;
+  static constexpr int kSearchLanes = 8;
+  // Rows in order of fewer bytes than a sector of memory go through shared memory.
+  static constexpr int kNarrowBytes = 32;
+  static constexpr int kWideKeys = 64;      // guess: keys that a group of lanes walks
+  static constexpr int kTileBytes = 16384;  // guess: bytes and rows that a block holds, rows that one thread writes
+  static constexpr int kTileRows = 4096;
+  static constexpr int kRun = 64;
+  static constexpr int kRowsAtOnce = 4;     // guess: rows that a group of lanes has in flight
+};
+
+struct MoveArgs {
+  RowMapCall call;
+  StackedSegments stack;
+  int64_t units;      // ranges or tiles
+  int keys;           // of a range or tile
+  int lanes;          // of a group
+  int starts_offset;  // narrow: bytes of shared memory before the starts of segments,
+  int list_offset;    // and before the list of pieces
+};
+
+// The maps of kVec neighbouring columns of a segment. They are made from registers, because one column at a time would
+// read memory in pieces of an element.
+template <class M, class T, int kVec>
+struct Maps {
+  static constexpr bool kHasExtra = !std::is_same_v<M, BroadcastMap<T>> && !std::is_same_v<M, MeanMap<T>>;
+  using Result = std::conditional_t<std::is_same_v<M, ProductMap<T>>, double, T>;
+  struct Columns {
+    T values[kVec];
+    Result result[kVec];
+    int64_t extra[kVec];
+    __device__ __forceinline__ Columns(const RowMapArrays& arrays, int64_t at) {
+      load_elements(static_cast<const T*>(arrays.values) + at, values);
+      if constexpr (M::kReadsData) load_elements(static_cast<const Result*>(arrays.result) + at, result);
+      if constexpr (kHasExtra) load_elements(arrays.extra + at, extra);
+    }
+  };
+
+  M maps[kVec];
+  __device__ __forceinline__ Maps(const RowMapArrays& arrays, int64_t at, int64_t length)
+      : Maps(Columns(arrays, at), length, std::make_integer_sequence<int, kVec>{}) {}
+  template <int... e>
+  __device__ __forceinline__ Maps(const Columns& columns, int64_t length, std::integer_sequence<int, e...>)
+      : maps{M({columns.values, columns.result, columns.extra}, e, length)...} {}
+
+  // kRows rows, which stand `inner` elements apart. All are read before the first is written, so that they are in flight
+  // together.
+  template <int kRows>
+  __device__ __forceinline__ void write(const RowMapCall& call, int64_t at, int64_t row) const {
+    T x[kRows][kVec] = {};
+    if constexpr (M::kReadsData) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) load_elements(static_cast<const T*>(call.data) + at + r * call.inner, x[r]);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) x[r][e] = maps[e](x[r][e], row + r);
+      store_pack(static_cast<T*>(call.out) + at + r * call.inner, x[r]);
+    }
+  }
+};
+
+// Rows in order, of a sector or more. A group of lanes walks a range of keys, each lane with kVec columns:
+//
+//     columns ->    | lane 0 | lane 1 | ... | lane G - 1 |     next group of lanes or blockIdx.y
+//     range 0       rows of one segment after the other
+//     range 1       the next group
+template <class M, class T, int kVec>
+__global__ void __launch_bounds__(MovePolicy::kThreads) map_wide_kernel(const __grid_constant__ MoveArgs args) {
+  constexpr int kRows = MovePolicy::kRowsAtOnce;
+  const SegmentsView& segments = args.stack.one;
+  const int64_t inner = args.call.inner;
+  const int group = threadIdx.x / args.lanes, lane = threadIdx.x % args.lanes, groups = blockDim.x / args.lanes;
+#pragma unroll 1
+  for (int64_t tile = blockIdx.y; tile * args.lanes * kVec < inner; tile += gridDim.y) {
+    const int64_t column = (tile * args.lanes + lane) * kVec;
+    if (column >= inner) continue;
+#pragma unroll 1
+    for (int64_t unit = int64_t(blockIdx.x) * groups + group; unit < args.units; unit += int64_t(gridDim.x) * groups) {
+      const Place place = args.stack.find(unit * args.keys, 1);
+      int64_t slice = place.slice, segment = place.segment, begin = place.begin, first = place.first;
+      // Keys until the end of the range, and of segments: offsets that descend must not make it longer.
+      int64_t stop = (unit + 1) * args.keys - slice * args.stack.keys_of_slice(), last = segment + args.keys;
+#pragma unroll 1
+      for (; slice < args.stack.outer; ++slice) {
+        last = min(last, segments.num_segments);
+#pragma unroll 1
+        while (segment < last && begin + segment + first < stop) {
+          const int64_t next = segments.begin(segment + 1), length = next - begin;
+          const int rows = int(min(length - first, stop - (begin + segment + first)));
+          if (rows > 0) {
+            const Maps<M, T, kVec> maps(args.call.arrays, (slice * segments.num_segments + segment) * inner + column, length);
+            const int64_t row = begin + first;
+            int64_t at = (slice * segments.num_rows + row) * inner + column;
+            int r = 0;
+#pragma unroll 1
+            for (; r + kRows <= rows; r += kRows, at += kRows * inner) maps.template write<kRows>(args.call, at, row + r);
+#pragma unroll 1
+            for (; r < rows; ++r, at += inner) maps.template write<1>(args.call, at, row + r);
+          }
+          if (rows < length - first) break;
+          first = 0;
+          begin = next;
+          ++segment;
+        }
+        if (segment < segments.num_segments) break;
+        stop -= args.stack.keys_of_slice();
+        last = args.keys;
+        segment = 0;
+        begin = segments.begin(0);
+      }
+    }
+  }
+}
+
+// Rows out of order, of any width. A group of lanes writes kRowsAtOnce consecutive rows, each lane kVec columns.
+template <class M, class T, int kVec>
+__global__ void __launch_bounds__(MovePolicy::kThreads) map_ordered_kernel(const __grid_constant__ MoveArgs args) {
+  constexpr int kRows = MovePolicy::kRowsAtOnce;
+  const SegmentsView& segments = args.stack.one;
+  const int64_t inner = args.call.inner, num_rows = args.stack.outer * segments.num_rows;
+  const int group = threadIdx.x / args.lanes, lane = threadIdx.x % args.lanes, groups = blockDim.x / args.lanes;
+#pragma unroll 1
+  for (int64_t tile = blockIdx.y; tile * args.lanes * kVec < inner; tile += gridDim.y) {
+    const int64_t column = (tile * args.lanes + lane) * kVec;
+    if (column >= inner) continue;
+#pragma unroll 1
+    for (int64_t unit = blockIdx.x; unit < args.units; unit += gridDim.x) {
+#pragma unroll
+      for (int k = 0; k < kRows; ++k) {
+        // The groups of a block write neighbouring rows at a time, so that narrow rows make whole sectors.
+        const int64_t stacked = (unit * kRows + k) * groups + group;
+        if (stacked >= num_rows) continue;
+        const int64_t slice = args.stack.slice_of(stacked, segments.num_rows), row = stacked - slice * segments.num_rows;
+        const int64_t segment = segments.index[row], at = stacked * inner + column;
+        if (uint64_t(segment) < uint64_t(segments.num_segments)) {
+          const int64_t begin = segments.begin(segment), length = segments.end(segment, begin) - begin;
+          const Maps<M, T, kVec> maps(args.call.arrays, (slice * segments.num_segments + segment) * inner + column, length);
+          maps.template write<1>(args.call, at, row);
+        } else {
+          const T zeros[kVec] = {};
+          store_pack(static_cast<T*>(args.call.out) + at, zeros);
+        }
+      }
+    }
+  }
+}
+
+// Rows in order, of less than a sector. A block takes the rows with keys in one tile, which follow each other:
+//
+//     short    thread 0     thread 1            segments of at most kRun rows, each column, written to shared memory
+//     long     thread 0     thread 1   ...      pieces of kRun rows of others
+//     memory   | 16 bytes | 16 bytes | ...      then all of it, 16 bytes for each thread
+//
+// Maps that read the data find it where they write, brought in the same way.
+template <class T>
+constexpr int kTileUnit = sizeof(T) < 4 ? 4 : sizeof(T);
+
+template <class M, class T>
+__global__ void __launch_bounds__(MovePolicy::kNarrowThreads) map_narrow_kernel(const __grid_constant__ MoveArgs args) {
+  constexpr int kThreads = MovePolicy::kNarrowThreads, kSearch = MovePolicy::kSearchLanes, kRun = MovePolicy::kRun;
+  constexpr int kPieces = 128;  // more than a tile has of one segment
+  constexpr int kStep = kThreads * kVectorBytes;
+  // What the block has to do. Segments and rows of the tile are counted from its first.
+  struct Work {
+    int64_t segment, position;  // of the stack, where the tile begins
+    int count, rows;            // segments and rows of the tile
+    int whole_begin, whole_end; // segments that the tile does not cut
+    int num_pieces;
+  };
+  __shared__ Work work;
+  extern __shared__ uint4 dynamic[];
+  unsigned char* const tile = reinterpret_cast<unsigned char*>(dynamic);
+  uint16_t* const starts = reinterpret_cast<uint16_t*>(tile + args.starts_offset);  // first row of each segment
+  int* const pieces = reinterpret_cast<int*>(tile + args.list_offset);
+
+  const SegmentsView& segments = args.stack.one;
+  const int inner = int(args.call.inner), row_bytes = inner * int(sizeof(T));
+  // Threads write runs that often begin a power of two apart, which would be the same bank for all of them.
+  const auto padded = [&](unsigned byte) { return tile + byte + byte / 128 * kTileUnit<T>; };
+#pragma unroll 1
+  for (int64_t unit = blockIdx.x; unit < args.units; unit += gridDim.x) {
+    __syncthreads();  // the tile before is done with shared memory
+    if (threadIdx.x < 2 * kSearch) {
+      const Place at = args.stack.find_together<kSearch>((unit + threadIdx.x / kSearch) * args.keys, 1);
+      const int64_t segment = at.slice * segments.num_segments + at.segment;
+      const int64_t position = at.slice * segments.num_positions + at.begin + at.first;
+      constexpr unsigned kBoth = (1u << kSearch << kSearch) - 1;
+      const int64_t last_segment = __shfl_sync(kBoth, segment, kSearch), last_position = __shfl_sync(kBoth, position, kSearch);
+      const bool goes_on = __shfl_sync(kBoth, int(at.first > 0), kSearch);
+      if (threadIdx.x == 0) {
+        // Within these bounds for offsets that ascend, and by force for others.
+        const int count = int(max(int64_t(0), min(last_segment - segment + goes_on, int64_t(args.keys + 1))));
+        const int rows = int(max(int64_t(0), min(last_position - position, int64_t(args.keys))));
+        work = {segment, position, count, rows, at.first > 0, count - goes_on, 0};
+        starts[0] = 0;
+      }
+    }
+    __syncthreads();
+    const int count = work.count, rows = work.rows;
+    const int64_t first_segment = work.segment, first_position = work.position;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count; i += kThreads) {
+      starts[i + 1] = uint16_t(max(int64_t(0), min(args.stack.end(first_segment + i) - first_position, int64_t(rows))));
+    }
+
+    // Bytes of the tile are counted from the 128-byte line of the output in which its first row begins.
+    unsigned char* const line = static_cast<unsigned char*>(args.call.out) + first_position * row_bytes;
+    const int shift = int(reinterpret_cast<uintptr_t>(line) % 128), stop = shift + rows * row_bytes;
+    const int first = (shift + kVectorBytes - 1) & -kVectorBytes, last = stop & -kVectorBytes;
+    int own = threadIdx.x * kVectorBytes;
+    if (own < first) own += kStep;
+    // The element before the first vector or behind the last one that is this thread's, if there is one.
+    const bool before = threadIdx.x < kVectorBytes;
+    const int edge = (before ? shift : max(last, first) - kVectorBytes * int(sizeof(T))) + int(threadIdx.x * sizeof(T));
+    const bool has_edge = threadIdx.x < 2 * kVectorBytes && edge < (before ? min(first, stop) : stop);
+
+    if constexpr (M::kReadsData) {
+      const unsigned char* const data = static_cast<const unsigned char*>(args.call.data) + (first_position * row_bytes - shift);
+      if (reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0) {
+#pragma unroll 4
+        for (int at = own; at < last; at += kStep) {
+          const uint4 x = *reinterpret_cast<const uint4*>(data + at);
+          uint32_t* const words = reinterpret_cast<uint32_t*>(padded(at));
+          words[0] = x.x;
+          words[1] = x.y;
+          words[2] = x.z;
+          words[3] = x.w;
+        }
+        if (has_edge) *reinterpret_cast<T*>(padded(edge)) = *reinterpret_cast<const T*>(data + edge);
+      } else {
+#pragma unroll 4
+        for (int at = shift + threadIdx.x * int(sizeof(T)); at < stop; at += kThreads * int(sizeof(T))) {
+          *reinterpret_cast<T*>(padded(at)) = *reinterpret_cast<const T*>(data + at);
+        }
+      }
+    }
+    __syncthreads();
+
+    const auto write_rows = [&](int i, int column, int start, int n) {
+      const int64_t stacked = first_segment + i, slice = args.stack.slice_of(stacked, segments.num_segments);
+      int64_t length = starts[i + 1] - starts[i];
+      if (i < work.whole_begin || i >= work.whole_end) {
+        const int64_t segment = stacked - slice * segments.num_segments, begin = segments.begin(segment);
+        length = segments.end(segment, begin) - begin;
+      }
+      const M map(args.call.arrays, stacked * inner + column, length);
+      const int64_t row = first_position + start - slice * segments.num_positions;
+      int at = shift + start * row_bytes + column * int(sizeof(T));
+#pragma unroll 4
+      for (int r = 0; r < n; ++r, at += row_bytes) {
+        T* const x = reinterpret_cast<T*>(padded(at));
+        *x = map(M::kReadsData ? *x : T{}, row + r);
+      }
+    };
+#pragma unroll 1
+    for (int item = threadIdx.x; item < count * inner; item += kThreads) {
+      const int i = inner == 1 ? item : item / inner, column = item - i * inner;
+      const int start = starts[i], n = starts[i + 1] - start;
+      if (n <= kRun) {
+        if (n > 0) write_rows(i, column, start, n);
+      } else if (column == 0) {
+        const int parts = (n + kRun - 1) / kRun;
+        const int entry = atomicAdd(&work.num_pieces, parts);  // in any order: each is on its own
+#pragma unroll 1
+        for (int p = 0; p < parts; ++p) pieces[entry + p] = i * kPieces + p;
+      }
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int item = threadIdx.x; item < work.num_pieces * inner; item += kThreads) {
+      const int entry = inner == 1 ? item : item / inner, column = item - entry * inner;
+      const int i = pieces[entry] / kPieces, start = starts[i] + pieces[entry] % kPieces * kRun;
+      write_rows(i, column, start, min(kRun, starts[i + 1] - start));
+    }
+    __syncthreads();
+
+#pragma unroll 4
+    for (int at = own; at < last; at += kStep) {
+      const uint32_t* const words = reinterpret_cast<const uint32_t*>(padded(at));
+      *reinterpret_cast<uint4*>(line - shift + at) = {words[0], words[1], words[2], words[3]};
+    }
+    if (has_edge) *reinterpret_cast<T*>(line - shift + edge) = *reinterpret_cast<const T*>(padded(edge));
+  }
+}
+
+template <class M, class T, int kVec = kVectorBytes / int(sizeof(T))>
+struct MapRows {
+  MoveArgs args{};
+
+  explicit MapRows(const RowMapCall& call) {
+    args.call = call;
+    args.stack = {call.segments, call.outer};
+  }
+
+  void run(cudaStream_t stream) {
+    const RowMapCall& call = args.call;
+    const int64_t row_bytes = call.inner * int64_t(sizeof(T));
+    const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % kVectorBytes == 0; };
+    const bool vectors = row_bytes % kVectorBytes == 0 && aligned(call.data) && aligned(call.out) && aligned(call.arrays.values) &&
+                         aligned(call.arrays.result) && aligned(call.arrays.extra);
+    if (call.segments.order) {
+      if (vectors) {
+        run_ordered<kVec>(stream);
+      } else {
+        run_ordered<1>(stream);
+      }
+    } else if (row_bytes < MovePolicy::kNarrowBytes) {
+      run_narrow(stream);
+    } else if (vectors) {
+      run_wide<kVec>(stream);
+    } else {
+      run_wide<1>(stream);
+    }
+    check(cudaGetLastError());
+  }
+
+  // The lanes of a group and the groups of a block.
+  int set_lanes(int vec) {
+    args.lanes = int(std::min<int64_t>(MovePolicy::kThreads, ceil_div(args.call.inner, vec)));
+    return MovePolicy::kThreads / args.lanes;
+  }
+
+  template <int kWidth>
+  void run_wide(cudaStream_t stream) {
+    const int groups = set_lanes(kWidth);
+    args.keys = MovePolicy::kWideKeys;
+    args.units = ceil_div(args.stack.num_keys(), args.keys);
+    const dim3 grid(blocks_for(args.units, groups), blocks_along_y(ceil_div(args.call.inner, int64_t(args.lanes) * kWidth)));
+    map_wide_kernel<M, T, kWidth><<<grid, groups * args.lanes, 0, stream>>>(args);
+  }
+
+  template <int kWidth>
+  void run_ordered(cudaStream_t stream) {
+    const int groups = set_lanes(kWidth);
+    args.units = ceil_div(args.call.outer * args.call.segments.num_rows, int64_t(groups) * MovePolicy::kRowsAtOnce);
+    const dim3 grid(blocks_for(args.units, 1), blocks_along_y(ceil_div(args.call.inner, int64_t(args.lanes) * kWidth)));
+    map_ordered_kernel<M, T, kWidth><<<grid, groups * args.lanes, 0, stream>>>(args);
+  }
+
+  void run_narrow(cudaStream_t stream) {
+    const int row_bytes = int(args.call.inner * sizeof(T)), padded = (MovePolicy::kTileBytes + 128) / 128 * kTileUnit<T>;
+    args.keys = std::min(MovePolicy::kTileRows, MovePolicy::kTileBytes / row_bytes);
+    args.units = ceil_div(args.stack.num_keys(), args.keys);
+    args.starts_offset = MovePolicy::kTileBytes + 128 + padded;
+    args.list_offset = args.starts_offset + (args.keys + 2) / 2 * 4;
+    const int list = 2 * (args.keys / MovePolicy::kRun + 1);  // a segment has more than kRun rows or is not on it
+    map_narrow_kernel<M, T><<<blocks_for(args.units, 1), MovePolicy::kNarrowThreads, args.list_offset + list * int(sizeof(int)), stream>>>(args);
+  }
+};
+
+template <template <class> class Map>
+void map_floating(const RowMapCall& call, cudaStream_t stream) {
+  visit_floating(call.dtype, [&](auto t) {
+    using T = typename decltype(t)::type;
+    MapRows<Map<T>, T>(call).run(stream);
+  });
+}
+
+// Bits are bits: rows are copied in the largest units that they consist of.
+template <class T>
+bool broadcast_as(const RowMapCall& call, int64_t row_bytes, cudaStream_t stream) {
+  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % sizeof(T) == 0; };
+  if (row_bytes % int64_t(sizeof(T)) != 0 || !aligned(call.out) || !aligned(call.arrays.values)) return false;
+  RowMapCall whole = call;
+  whole.inner = row_bytes / int64_t(sizeof(T));
+  MapRows<BroadcastMap<T>, T, 1>(whole).run(stream);
+  return true;
+}
+
+void broadcast(const RowMapCall& call, int64_t row_bytes, cudaStream_t stream) {
+  broadcast_as<uint4>(call, row_bytes, stream) || broadcast_as<uint64_t>(call, row_bytes, stream) ||
+      broadcast_as<uint32_t>(call, row_bytes, stream) || broadcast_as<uint16_t>(call, row_bytes, stream) ||
+      broadcast_as<uint8_t>(call, row_bytes, stream);
+}
+
+}  // namespace
+
+void map_rows(const RowMapCall& call, cudaStream_t stream) {
+  constexpr int64_t kBytes[] = {1, 1, 2, 4, 8, 2, 2, 4, 8, 1};  // of each DType
+  const int64_t row_bytes = call.inner * kBytes[int(call.dtype)], rows = call.outer * call.segments.num_rows;
+  if (rows * row_bytes == 0) return;
+  if (call.segments.num_segments == 0) {  // no row belongs to a segment
+    check(cudaMemsetAsync(call.out, 0, rows * row_bytes, stream));
+    return;
+  }
+  switch (call.map) {
+    case RowMap::broadcast: return broadcast(call, row_bytes, stream);
+    case RowMap::mean: return map_floating<MeanMap>(call, stream);
+    case RowMap::select: return map_floating<SelectMap>(call, stream);
+    case RowMap::extremum: return map_floating<ExtremumMap>(call, stream);
+    case RowMap::prod: return map_floating<ProductMap>(call, stream);
+  }
+  unsupported();
+}
+
+}  // namespace fastops::cuda

@@ -1,0 +1,1107 @@
+// Reduction of segments.
+//
+// A segment is cut into chunks (segments.h), and a kernel takes equal ranges of keys, so equal work. A chunk that is
+// a whole segment becomes a result at once. The partial result of a chunk of a longer segment goes to its slot, and
+// a second launch combines those (and a third, of segments with more than args.fan chunks). No launch
+// waits for the host, nothing is atomic, and how rows are associated depends on their place in the segment only:
+//
+//     rows      ((r0, r1), (r2, r3)), one after the other     one thread, at most a chunk or a run of rows
+//     runs      in a tree, by shuffles                        narrow rows: one chunk, a team of lanes
+//     partials  runs of chunks, then a tree                   one block
+//
+// Bytes moved for each element of data: sizeof(T), and for each chunk of a long segment one partial, twice.
+#include <cuda_runtime.h>
+
+#include <cstring>
+#include <type_traits>
+
+#include "cuda/launch.cuh"
+#include "cuda/stacked.cuh"
+#include "cuda/vectors.cuh"
+#include "dispatch.h"
+#include "kernels.h"
+
+namespace fastops::cuda {
+namespace {
+
+struct ReducePolicy {
+  static constexpr int kThreads = 256;
+  static constexpr int kNarrowThreads = 128;  // guess
+  static constexpr int kSearchLanes = 8;      // guess
+  // Rows of fewer bytes than a sector of memory go through shared memory.
+  static constexpr int kNarrowBytes = 32;
+
+  // Wide rows: bytes of a column in a chunk, which is also the range of keys that one group of lanes walks,
+  // guess: rows of 4 bytes a column, of which a partial result for each 64 adds 3 % to the traffic; as many bytes of others
+  static constexpr int kWideChunk = 256;
+
+  // Narrow rows: bytes of rows that a block can hold, and of a chunk; twice as many where rows are vectors. Rows that
+  // it can hold, and of a chunk, where rows are short.
+  static constexpr int kTileBytes = 18432;
+  static constexpr int kChunkBytes = 2048;
+  static constexpr int kTileRows = 9216;
+  static constexpr int kMaxChunk = 1024;
+  // A thread takes segments of up to an eighth of a chunk (kRuns), and teams of kMinTeam, twice or four times as many
+  // threads take others, so that no thread has more than a sixteenth of a chunk then.
+  static constexpr int kRuns = 8;
+  static constexpr int kMinTeam = 4;
+
+  // Combining: chunks of a segment that one block takes; that some of its threads take; windows of a block.
+  static constexpr int kFan = 128;
+  static constexpr int kFanRun = 8;
+  static constexpr int kFew = 16;
+  static constexpr int kCombineThreads = 128;
+  static constexpr int kLastBatch = 8;  // fan windows of a block
+  static constexpr int kColumns = 32;  // at most, side by side
+};
+
+// How narrow rows are cut, and the shared memory of a tile: rows, then starts of segments, then chunks for teams of each
+// size.
+struct NarrowShape {
+  int row_bytes;
+  int between;    // TileRows
+  int chunk;      // rows, a power of two
+  int log2_chunk;
+  int run;        // rows of a segment that one thread takes at most
+  int keys;       // of a tile
+  int starts_offset, list_offset[3], bytes;  // in bytes from the first row
+
+  template <class Tile>
+  static constexpr FASTOPS_HD NarrowShape make(int row_bytes, bool vectors) {
+    using P = ReducePolicy;
+    NarrowShape shape{};
+    shape.row_bytes = row_bytes;
+    shape.between = Tile::between(row_bytes);
+    const int scale = vectors ? 2 : 1;
+    while (2 << shape.log2_chunk <= P::kMaxChunk && (row_bytes << 1 << shape.log2_chunk) <= P::kChunkBytes * scale) ++shape.log2_chunk;
+    shape.chunk = 1 << shape.log2_chunk;
+    shape.run = shape.chunk / P::kRuns;
+    const int held = P::kTileBytes * scale / row_bytes, rows = held < P::kTileRows ? held : P::kTileRows;
+    shape.keys = rows - shape.chunk;
+    shape.starts_offset = ((Tile::kLine + 128 + rows * row_bytes + Tile::kLine - 1) / Tile::kLine * (Tile::kLine + shape.between) + 3) / 4 * 4;
+    shape.bytes = shape.starts_offset + (shape.keys + 3) / 2 * 4;
+    int least = shape.run;  // rows of a segment with a chunk in the list, but for those that the tile cuts
+    for (int& offset : shape.list_offset) {
+      offset = shape.bytes;
+      shape.bytes += (rows / least + 2) * 4;
+      least *= 2;
+    }
+    return shape;
+  }
+};
+
+struct ReduceArgs {
+  ReduceCall call;
+  StackedSegments stack;
+  void* partials;     // [slots, inner]
+  int64_t* covering;  // [windows] of chunk positions: the segment that stands at the last of them if it is long, or -1
+  int64_t units;      // ranges or tiles
+  int chunk;          // rows, a power of two
+  int log2_chunk;
+  int keys;           // of a range
+  int lanes;          // of a group
+  int covers;         // whether a segment can be longer than a chunk
+  bool mirror;        // of extrema: look for the smallest
+  int64_t truth_mask; // of any and all: the bits of an element that can make it true
+  NarrowShape narrow;
+};
+
+// What combining needs to know, which does not depend on the type of elements.
+template <class V_, class Kept_, class Total_, bool kIsLargest_>
+struct Combined {
+  using V = V_;
+  using Kept = Kept_;    // the partial result of a chunk of a long segment
+  using Total = Total_;  // of many, with wider row numbers and counts
+  static constexpr bool kIsLargest = kIsLargest_;
+};
+
+// The reducers that a kernel works with. Row numbers are counted from the chunk's first, and fit in 32 bits.
+template <class Types>
+struct Reducers {
+  using V = typename Types::V;
+  template <template <class, class> class R>
+  static constexpr bool is = std::is_same_v<typename Types::template Reducer<V, int>, R<V, int>>;
+  static constexpr bool kIsMean = is<Mean>;
+  static constexpr bool kIsLargest = is<Extremum<true>::Value> || is<Extremum<true>::WithRow> || is<Extremum<true>::WithCount>;
+  static constexpr bool kIsSmallest = is<Extremum<false>::Value> || is<Extremum<false>::WithRow> || is<Extremum<false>::WithCount>;
+  static constexpr bool kIsTruth = is<Truth<true>::Of> || is<Truth<false>::Of>;
+
+  using Joined = typename Types::template Reducer<V, int>;
+  using Kept = std::conditional_t<kIsMean, ScaledMean<V, int>, Joined>;
+  using Total = std::conditional_t<kIsMean, ScaledMean<V, int64_t>, typename Types::template Reducer<V, int64_t>>;
+  using Combine = Combined<V, Kept, Total, kIsLargest>;
+
+  // What is not here runs as something else: the smallest as the largest of the mirrored, truth by the width of
+  // elements.
+  static constexpr bool kHasKernel =
+      !kIsSmallest && !(kIsTruth && (is_floating<typename Types::T> || std::is_same_v<typename Types::T, int8_t>));
+};
+
+// An element as the reducer is to see it.
+template <class Types>
+__device__ __forceinline__ typename Types::V load_element(typename Types::T x, const ReduceArgs& args) {
+  using V = typename Types::V;
+  if constexpr (Reducers<Types>::kIsLargest) {
+    return mirrored(load_as<V>(x), args.mirror);
+  } else if constexpr (Reducers<Types>::kIsTruth) {
+    return load_as<V>(x) & V(args.truth_mask);
+  } else {
+    return load_as<V>(x);
+  }
+}
+
+// Where the rows of a chunk come from: load(j) is row j from here, and advance(n) goes n rows on.
+template <class T, int kVec>
+struct StraightRows {
+  static constexpr int kFours = 2;  // times four rows in flight
+  const T* at;
+  int64_t stride;
+  __device__ __forceinline__ Pack<T, kVec> load(int j) const { return *reinterpret_cast<const Pack<T, kVec>*>(at + j * stride); }
+  __device__ __forceinline__ void advance(int n) { at += n * stride; }
+};
+
+template <class T, int kVec>
+struct OrderedRows {
+  static constexpr int kFours = 2;
+  const T* slice;
+  int64_t stride;
+  IndexArray order;
+  int64_t num_rows;
+  int64_t position;
+  __device__ __forceinline__ Pack<T, kVec> load(int j) const {
+    const int64_t row = order[position + j];
+    if (uint64_t(row) >= uint64_t(num_rows)) return {};
+    return *reinterpret_cast<const Pack<T, kVec>*>(slice + row * stride);
+  }
+  __device__ __forceinline__ void advance(int n) { position += n; }
+};
+
+// Joins `rows` > 0 rows, the first of which has the number `number`. The first four start what others are joined to,
+// because there is no identity to start from.
+template <class Types, int kVec, class R, class Rows>
+__device__ __forceinline__ void join_rows(const ReduceArgs& args, Rows from, int number, int rows, R (&joined)[kVec]) {
+  decltype(from.load(0)) x[4];
+  int left = rows;
+  const auto row = [&](int j, int e) { return R::of(load_element<Types>(x[j][e], args), number + (rows - left) + j); };
+  const auto four = [&](int e) { return R::combine(R::combine(row(0, e), row(1, e)), R::combine(row(2, e), row(3, e))); };
+  if (rows >= 4) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) x[j] = from.load(j);
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) joined[e] = four(e);
+    from.advance(4);
+#pragma unroll Rows::kFours
+    for (left -= 4; left >= 4; left -= 4, from.advance(4)) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[j] = from.load(j);
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) joined[e] = R::combine(joined[e], four(e));
+    }
+  }
+  if (left == 0) return;
+#pragma unroll
+  for (int j = 0; j < 3; ++j) {
+    if (j < left) x[j] = from.load(j);
+  }
+#pragma unroll
+  for (int e = 0; e < kVec; ++e) joined[e] = rows >= 4 ? R::combine(joined[e], row(0, e)) : row(0, e);
+#pragma unroll
+  for (int j = 1; j < 3; ++j) {
+    if (j < left) {
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) joined[e] = R::combine(joined[e], row(j, e));
+    }
+  }
+}
+
+// Rows of one column whose plain sum is not finite. Out of line: it hardly ever runs.
+template <class T>
+__device__ __noinline__ compute_t<T> scaled_total(const T* slice, int64_t stride, IndexArray order, int64_t num_rows,
+                                                  int64_t position, int rows) {
+  compute_t<T> total = 0;
+#pragma unroll 1
+  for (int r = 0; r < rows; ++r) {
+    const int64_t row = order ? order[position + r] : position + r;
+    if (uint64_t(row) < uint64_t(num_rows)) {
+      total += load_as<compute_t<T>>(slice[row * stride]) * ScaledMean<compute_t<T>, int>::kScale;
+    }
+  }
+  return total;
+}
+
+// Where a chunk stands: in its slice the first of its rows is at `position`, and has `first` rows of its segment
+// before it.
+struct Span {
+  int64_t slice, position, first;
+};
+
+// The scaled total beside a total (reducers.h). The rows are read once more if that is not finite.
+template <class T, class Where>
+__device__ __forceinline__ ScaledMean<compute_t<T>, int> with_scaled(const ReduceArgs& args, int rows, int64_t column,
+                                                                compute_t<T> total, Where&& where) {
+  using Scaled = ScaledMean<compute_t<T>, int>;
+  if (Scaled::finite(total)) return {total, total * Scaled::kScale};
+  const SegmentsView& segments = args.stack.one;
+  const Span span = where();
+  const T* slice = static_cast<const T*>(args.call.data) + span.slice * segments.num_rows * args.call.inner + column;
+  return {total, scaled_total<T>(slice, args.call.inner, segments.order, segments.num_rows, span.position, rows)};
+}
+
+// Brings the joined rows of a chunk, kVec columns of them, where they belong: element `at` of the results if the chunk
+// is a whole segment, else its slot. where() says its Span, which most have no need to know.
+template <class Types, int kVec, class R, class Where>
+__device__ __forceinline__ void finish(const ReduceArgs& args, bool whole, int64_t at, int64_t column, int rows,
+                                       const R (&joined)[kVec], Where&& where) {
+  using T = typename Types::T;
+  using V = typename Types::V;
+  using Out = typename Types::Out;
+  const ReduceCall& call = args.call;
+  const SegmentsView& segments = args.stack.one;
+  if (whole) {
+    if (R::kExtra == Extra::none || call.out) {
+      const auto value = [&](int e) {
+        if constexpr (Reducers<Types>::kIsMean) {
+          return with_scaled<T>(args, rows, column + e, joined[e].total, where).value(rows);
+        } else if constexpr (Reducers<Types>::kIsLargest) {
+          return mirrored(joined[e].value(rows), args.mirror);
+        } else {
+          return joined[e].value(rows);
+        }
+      };
+      if (sizeof(T) == 2 && is_floating<T> && call.wide_out) {
+        float x[kVec];
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) x[e] = store_as<float>(value(e));
+        store_pack(static_cast<float*>(call.out) + at, x);
+      } else {
+        Out x[kVec];
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) x[e] = store_as<Out>(value(e));
+        store_pack(static_cast<Out*>(call.out) + at, x);
+      }
+    }
+    if constexpr (R::kExtra != Extra::none) {
+      int64_t x[kVec];
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) {
+        x[e] = R::kExtra == Extra::row ? segments.row(where().position + joined[e].extra()) : int64_t(joined[e].extra());
+      }
+      store_pack(call.extra + at, x);
+    }
+  } else {
+    const Span span = where();
+    const int64_t slot_ = slot(span.slice * segments.num_positions + span.position - span.first, span.first, args.chunk);
+    using Kept = typename Reducers<Types>::Kept;
+    Kept kept[kVec];
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) {
+      if constexpr (Reducers<Types>::kIsMean) {
+        kept[e] = with_scaled<T>(args, rows, column + e, joined[e].total, where);
+      } else {
+        kept[e] = joined[e];
+      }
+    }
+    store_words(static_cast<Kept*>(args.partials) + slot_ * call.inner + column, kept);
+  }
+}
+
+template <class Types, int kVec>
+__device__ __forceinline__ void finish_empty(const ReduceCall& call, int64_t at) {
+  using R = typename Reducers<Types>::Joined;
+  using T = typename Types::T;
+  using Out = typename Types::Out;
+  if (R::kExtra == Extra::none || call.out) {
+    if (sizeof(T) == 2 && is_floating<T> && call.wide_out) {
+      float x[kVec];
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) x[e] = float(call.fill);
+      store_pack(static_cast<float*>(call.out) + at, x);
+    } else {
+      Out x[kVec];
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) x[e] = is_floating<Out> ? store_as<Out>(call.fill) : store_as<Out>(call.fill_integer);
+      store_pack(static_cast<Out*>(call.out) + at, x);
+    }
+  }
+  if constexpr (R::kExtra != Extra::none) {
+    int64_t x[kVec];
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) x[e] = call.fill_extra;
+    store_pack(call.extra + at, x);
+  }
+}
+
+// The window whose last position is in [begin, end), positions of the stack, or -1; a range of one chunk has at most
+// one such window, beside the last one, which may be shorter.
+__device__ __forceinline__ void cover(const ReduceArgs& args, int64_t begin, int64_t end, int64_t segment) {
+  const int64_t window = end >> args.log2_chunk;
+  if (window > begin >> args.log2_chunk) args.covering[window - 1] = segment;
+  if (end == args.stack.num_positions() && (window << args.log2_chunk) < end) args.covering[window] = segment;
+}
+
+// Rows of a sector or more. A group of lanes walks a range of keys, each lane with kVec columns:
+//
+//     columns ->    | lane 0 | lane 1 | ... | lane G - 1 |     next group of lanes or blockIdx.y
+//     range 0       rows of the chunks with keys [0, keys), four in flight
+//     range 1       the next group
+//
+// Lanes never exchange anything, so that a group may have any number of lanes and cross warps.
+template <class Types, int kVec>
+__global__ void __launch_bounds__(ReducePolicy::kThreads) reduce_wide_kernel(const __grid_constant__ ReduceArgs args) {
+  using T = typename Types::T;
+  using R = typename Reducers<Types>::Joined;
+  const SegmentsView& segments = args.stack.one;
+  const int64_t inner = args.call.inner;
+  const int group = threadIdx.x / args.lanes, lane = threadIdx.x % args.lanes, groups = blockDim.x / args.lanes;
+#pragma unroll 1
+  for (int64_t tile = blockIdx.y; tile * args.lanes * kVec < inner; tile += gridDim.y) {
+    const int64_t column = (tile * args.lanes + lane) * kVec;
+    if (column >= inner) continue;
+    const bool covers = column == 0 && args.covers;
+#pragma unroll 1
+    for (int64_t unit = int64_t(blockIdx.x) * groups + group; unit < args.units; unit += int64_t(gridDim.x) * groups) {
+      Place at_first = args.stack.find(unit * args.keys, args.chunk);
+      int64_t slice = at_first.slice, segment = at_first.segment, begin = at_first.begin, first = at_first.first;
+      // Keys until the end of the range, and of segments: offsets that descend must not make it longer.
+      int64_t stop = (unit + 1) * args.keys - slice * args.stack.keys_of_slice(), last = segment + args.keys;
+#pragma unroll 1
+      for (; slice < args.stack.outer; ++slice) {
+        const T* const data = static_cast<const T*>(args.call.data) + slice * segments.num_rows * inner + column;
+        last = min(last, segments.num_segments);
+        int64_t at = (slice * segments.num_segments + segment) * inner + column;
+#pragma unroll 1
+        while (segment < last && begin + segment + first < stop) {
+          const int64_t next = segments.begin(segment + 1), left = next - begin - first;
+          const bool whole = next - begin <= args.chunk;
+          const int rows = int(min(left, int64_t(args.chunk)));
+          if (rows > 0) {
+            const int64_t position = begin + first;
+            R joined[kVec];
+            if (segments.order) {
+              join_rows<Types>(args, OrderedRows<T, kVec>{data, inner, segments.order, segments.num_rows, position}, 0, rows, joined);
+            } else {
+              join_rows<Types>(args, StraightRows<T, kVec>{data + position * inner, inner}, 0, rows, joined);
+            }
+            finish<Types>(args, whole, at, column, rows, joined, [&] { return Span{slice, position, first}; });
+            if (covers) {
+              const int64_t stacked = slice * segments.num_positions + position;
+              cover(args, stacked, stacked + rows, whole ? -1 : slice * segments.num_segments + segment);
+            }
+          } else {
+            finish_empty<Types, kVec>(args.call, at);
+          }
+          first += args.chunk;
+          if (left > args.chunk) continue;
+          first = 0;
+          begin = next;
+          ++segment;
+          at += inner;
+        }
+        if (segment < segments.num_segments) break;
+        stop -= args.stack.keys_of_slice();
+        last = args.keys;
+        segment = 0;
+        begin = segments.begin(0);
+      }
+    }
+  }
+}
+
+// Where rows are vectors there is a quarter as much to do for each byte.
+template <int n>
+constexpr int kLog2 = 1 + kLog2<n / 2>;
+template <>
+constexpr int kLog2<1> = 0;
+
+template <int kVec>
+constexpr int narrow_threads = kVec > 1 ? ReducePolicy::kNarrowThreads / 2 : ReducePolicy::kNarrowThreads;
+
+// Rows in shared memory, in lines of 256 bytes. Threads walk runs that often begin a power of two apart; an odd number of
+// units from line to line keeps them out of each other's banks. A line is followed by what comes first in the next
+// one, so that four rows are always at a fixed distance from each other.
+template <class T, int kVec>
+struct TileRows {
+  static constexpr int kFours = 1;
+  static constexpr int kUnit = kVec > 1 ? kVectorBytes : sizeof(T) < 4 ? 4 : int(sizeof(T));
+  static constexpr int kLine = 256;
+  // Bytes that are repeated, whole vectors, and bytes between lines.
+  static constexpr FASTOPS_HD int repeated(int row_bytes) { return (3 * row_bytes + kVectorBytes - 1) & -kVectorBytes; }
+  static constexpr FASTOPS_HD int between(int row_bytes) {
+    const int bytes = repeated(kVec > 1 ? kVectorBytes : row_bytes);
+    return (kLine + bytes) / kUnit % 2 == 1 ? bytes : bytes + kUnit;
+  }
+
+  const unsigned char* tile;
+  int at;       // bytes, before lines are set apart
+  int between_;
+  int stride;   // bytes of a row
+  const unsigned char* row;
+  __device__ __forceinline__ TileRows(const unsigned char* tile, int at, int between, int stride)
+      : tile(tile), at(at), between_(between), stride(stride) {
+    advance(0);
+  }
+  __device__ __forceinline__ Pack<T, kVec> load(int j) const {
+    return *reinterpret_cast<const Pack<T, kVec>*>(row + j * stride);
+  }
+  __device__ __forceinline__ void advance(int n) {
+    at += n * stride;
+    row = tile + at + (unsigned(at) / kLine) * between_;
+  }
+};
+
+// 16 bytes as they come from memory, to the shared memory of a tile.
+template <class T, int kVec>
+__device__ __forceinline__ void stage_vector(unsigned char* to, const uint4& x) {
+  if constexpr (TileRows<T, kVec>::kUnit == 16) {
+    *reinterpret_cast<uint4*>(to) = x;
+  } else if constexpr (TileRows<T, kVec>::kUnit == 8) {
+    reinterpret_cast<uint2*>(to)[0] = {x.x, x.y};
+    reinterpret_cast<uint2*>(to)[1] = {x.z, x.w};
+  } else {
+    uint32_t* words = reinterpret_cast<uint32_t*>(to);
+    words[0] = x.x;
+    words[1] = x.y;
+    words[2] = x.z;
+    words[3] = x.w;
+  }
+}
+
+template <class R>
+__device__ __forceinline__ R shuffle_down(unsigned mask, const R& x, int by) {
+  constexpr int kWords = (sizeof(R) + 3) / 4;
+  uint32_t words[kWords] = {};
+  memcpy(words, &x, sizeof(R));
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) words[i] = __shfl_down_sync(mask, words[i], by);
+  R moved;
+  memcpy(&moved, words, sizeof(R));
+  return moved;
+}
+
+// Rows of less than a sector. A block takes the chunks with keys in one tile, and with them consecutive rows:
+//
+//     memory   | segment | segment |     segment     | ...       16 bytes for each thread, to shared memory
+//     short    thread 0    thread 1                              segments of at most args.run rows, each column
+//     long                             lanes 0 to 7              chunks of others: a team of 4 to 16, in consecutive runs
+//
+// Rows are read once whatever the segments are; results of neighbouring segments are written by neighbouring threads.
+template <class Types, int kVec>
+__global__ void __launch_bounds__(narrow_threads<kVec>)
+    reduce_narrow_kernel(const __grid_constant__ ReduceArgs args) {
+  using T = typename Types::T;
+  using R = typename Reducers<Types>::Joined;
+  using Tile = TileRows<T, kVec>;
+  constexpr int kThreads = narrow_threads<kVec>, kSearch = ReducePolicy::kSearchLanes;
+  constexpr int kMinTeam = ReducePolicy::kMinTeam, kTeams = 3;  // sizes: kMinTeam threads, twice, four times as many
+  constexpr int kChunks = 64;  // more than a tile has of one segment
+  // What the block has to do. Segments and rows of the tile are counted from its first.
+  struct Work {
+    int64_t segment, position;  // of the stack, where the tile begins
+    int64_t first;              // rows of that segment before the tile
+    int count, rows;            // segments and rows of the tile
+    int whole_begin, whole_end; // segments that the tile does not cut
+    int shift;                  // bytes of the tile before the rows
+    int windows;                // of chunk positions that end in the tile
+    int num_long[kTeams];       // chunks for teams of each size
+  };
+  __shared__ Work work;
+  extern __shared__ uint4 dynamic[];
+  unsigned char* const tile = reinterpret_cast<unsigned char*>(dynamic);
+  // Constants where rows are vectors.
+  constexpr NarrowShape kVectorShape = NarrowShape::make<Tile>(kVectorBytes, true);
+  const NarrowShape& shape = kVec > 1 ? kVectorShape : args.narrow;
+  uint16_t* const starts = reinterpret_cast<uint16_t*>(tile + shape.starts_offset);  // first row of each segment
+
+  const SegmentsView& segments = args.stack.one;
+  const int inner = int(args.call.inner), columns = kVec > 1 ? 1 : inner;
+  const int row_bytes = shape.row_bytes, between = shape.between, log2_chunk = shape.log2_chunk, chunk = 1 << log2_chunk;
+#pragma unroll 1
+  for (int64_t unit = blockIdx.x; unit < args.units; unit += gridDim.x) {
+    __syncthreads();  // the tile before is done with shared memory
+    if (threadIdx.x < 2 * kSearch) {
+      const Place at = args.stack.find_together<kSearch>((unit + threadIdx.x / kSearch) * shape.keys, chunk);
+      const int64_t segment = at.slice * segments.num_segments + at.segment;
+      const int64_t position = at.slice * segments.num_positions + at.begin + at.first;
+      constexpr unsigned kBoth = (1u << kSearch << kSearch) - 1;
+      const int64_t last_segment = __shfl_sync(kBoth, segment, kSearch), last_position = __shfl_sync(kBoth, position, kSearch);
+      const bool goes_on = __shfl_sync(kBoth, int(at.first > 0), kSearch);
+      if (threadIdx.x == 0) {
+        // Within these bounds for offsets that ascend, and by force for others.
+        const int count = int(max(int64_t(0), min(last_segment - segment + goes_on, int64_t(shape.keys + 1))));
+        const int rows = int(max(int64_t(0), min(last_position - position, int64_t(shape.keys + chunk))));
+        // Bytes of the tile are counted from the 128-byte line of memory in which its first row begins, so that requests
+        // are whole lines; they stand behind a line of shared memory for what the next one repeats.
+        const uintptr_t from = reinterpret_cast<uintptr_t>(args.call.data) + position * row_bytes;
+        // The last window of the stack may be shorter.
+        const int ahead = int(position & (chunk - 1)), rounding = position + rows == args.stack.num_positions() ? chunk - 1 : 0;
+        work = {segment, position, at.first, count, rows, at.first > 0 && count > 0, count - goes_on, Tile::kLine + (segments.order ? 0 : int(from % 128)),
+                args.covers ? (ahead + rows + rounding) >> log2_chunk : 0, {}};
+        starts[0] = 0;
+      }
+    }
+    __syncthreads();
+    const int count = work.count, rows = work.rows, shift = work.shift;
+    const int64_t first_segment = work.segment, first_position = work.position;
+
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count; i += kThreads) {
+      starts[i + 1] = uint16_t(max(int64_t(0), min(args.stack.end(first_segment + i) - first_position, int64_t(rows))));
+    }
+    const auto place_of = [&](unsigned byte) { return tile + byte + byte / Tile::kLine * between; };
+    const unsigned repeated = Tile::repeated(row_bytes);
+    const auto stage_element = [&](unsigned byte, T x) {
+      *reinterpret_cast<T*>(place_of(byte)) = x;
+      if (byte % unsigned(Tile::kLine) < repeated) *reinterpret_cast<T*>(place_of(byte) - between) = x;
+    };
+    if (segments.order) {
+#pragma unroll 1
+      for (int i = threadIdx.x; i < rows * inner; i += kThreads) {
+        const int r = i / inner;
+        const int64_t position = first_position + r, slice = args.stack.slice_of(position, segments.num_positions);
+        const int64_t row = segments.row(position - slice * segments.num_positions);
+        T x{};
+        if (row < segments.num_rows) {
+          x = static_cast<const T*>(args.call.data)[(slice * segments.num_rows + row) * inner + (i - r * inner)];
+        }
+        stage_element(shift + i * int(sizeof(T)), x);
+      }
+    } else {
+      constexpr int kFlight = 8, kStep = kThreads * kVectorBytes;
+      const unsigned char* const line = static_cast<const unsigned char*>(args.call.data) + (first_position * row_bytes - shift);
+      const int stop = shift + rows * row_bytes;
+      const int first = (shift + kVectorBytes - 1) & -kVectorBytes, last = stop & -kVectorBytes;
+      int at = Tile::kLine + threadIdx.x * kVectorBytes;
+      if (at < first) at += kStep;
+      int steps = (last - at + kStep - 1) >> kLog2<kStep>;
+      const unsigned char* from = line + at;
+      unsigned char* to = place_of(at);
+      const int to_next = kStep + kStep / Tile::kLine * between;
+      const auto copy = [&](auto has) {
+        uint4 x[kFlight];
+#pragma unroll
+        for (int k = 0; k < kFlight; ++k) {
+          if (has(k)) x[k] = *reinterpret_cast<const uint4*>(from + k * kStep);
+        }
+#pragma unroll
+        for (int k = 0; k < kFlight; ++k) {
+          if (has(k)) stage_vector<T, kVec>(to + k * to_next, x[k]);
+        }
+        if (unsigned(at) % Tile::kLine < repeated) {
+#pragma unroll
+          for (int k = 0; k < kFlight; ++k) {
+            if (has(k)) stage_vector<T, kVec>(to + k * to_next - between, x[k]);
+          }
+        }
+      };
+#pragma unroll 1
+      for (; steps >= kFlight; steps -= kFlight, from += kFlight * kStep, to += kFlight * to_next) copy([](int) { return true; });
+      if (steps > 0) copy([&](int k) { return k < steps; });
+      if (kVec == 1 && threadIdx.x < 2 * kVectorBytes) {  // elements before the first vector and behind the last one
+        const bool before = threadIdx.x < kVectorBytes;
+        const int b = (before ? shift : max(last, first) - kVectorBytes * int(sizeof(T))) + int(threadIdx.x * sizeof(T));
+        if (b < (before ? min(first, stop) : stop)) stage_element(b, *reinterpret_cast<const T*>(line + b));
+      }
+    }
+    __syncthreads();
+
+    // The rows of the tile from `start` on, in one column.
+    const auto rows_from = [&](int start, int column) {
+      return Tile(tile, shift + start * row_bytes + column * int(sizeof(T)), between, row_bytes);
+    };
+    const auto finish_chunk = [&](bool whole, int i, int column, int start, int n, const R(&joined)[kVec]) {
+      const int64_t at = (first_segment * columns + (i * columns + column)) * kVec;
+      finish<Types>(args, whole, at, column, n, joined, [&] {
+        const int64_t slice = args.stack.slice_of(first_segment + i, segments.num_segments);
+        const int64_t before = i == 0 ? work.first : 0;
+        return Span{slice, first_position + start - slice * segments.num_positions, before + start - starts[i]};
+      });
+    };
+    // Chunks go to the list for the smallest team whose threads get no more than a kMaxTeam-th of the largest.
+    const auto list_of = [&](int size) {
+      return reinterpret_cast<int*>(
+          tile + (size == 0 ? shape.list_offset[0] : size == 1 ? shape.list_offset[1] : shape.list_offset[2]));
+    };
+    const auto list_chunks = [&](int i, int first_chunk, int step) {
+      const int n = starts[i + 1] - starts[i];
+#pragma unroll 1
+      for (int c = first_chunk; c << log2_chunk < n; c += step) {
+        const int here = min(chunk, n - (c << log2_chunk)), size = here > chunk >> 1 ? 2 : here > chunk >> 2 ? 1 : 0;
+        const int entry = atomicAdd(&work.num_long[size], 1);  // in any order, for each is on its own
+        list_of(size)[entry] = i * kChunks + c;
+      }
+    };
+    // Segments that the tile cuts are no results yet, whatever is left of them.
+    const int whole_begin = work.whole_begin, whole_end = work.whole_end;
+    if (whole_begin > 0) list_chunks(0, threadIdx.x, kThreads);
+    if (whole_end < count && whole_end >= whole_begin) list_chunks(count - 1, threadIdx.x, kThreads);
+#pragma unroll 1
+    for (int item = whole_begin * columns + threadIdx.x; item < whole_end * columns; item += kThreads) {
+      const int i = columns == 1 ? item : item / columns, column = item - i * columns;
+      const int start = starts[i], n = starts[i + 1] - start;
+      if (n > shape.run) {
+        if (column == 0) list_chunks(i, 0, 1);
+      } else if (n > 0) {
+        R joined[kVec];
+        join_rows<Types>(args, rows_from(start, column), 0, n, joined);
+        finish_chunk(true, i, column, start, n, joined);
+      } else {
+        finish_empty<Types, kVec>(args.call, (first_segment * columns + item) * kVec);
+      }
+    }
+#pragma unroll 1
+    for (int w = threadIdx.x; w < work.windows; w += kThreads) {
+      const int end = ((w + 1) << log2_chunk) - int(first_position & (chunk - 1));
+      int low = 0, high = count - 1;  // the segment that has row `end` - 1, or the last one
+#pragma unroll 1
+      while (low < high) {
+        const int middle = unsigned(low + high) / 2;
+        if (starts[middle + 1] >= end) {
+          high = middle;
+        } else {
+          low = middle + 1;
+        }
+      }
+      const bool is_long = low < whole_begin || low >= whole_end || starts[low + 1] - starts[low] > chunk;
+      args.covering[(first_position >> log2_chunk) + w] = is_long ? first_segment + low : -1;
+    }
+    __syncthreads();
+
+    if ((work.num_long[0] | work.num_long[1] | work.num_long[2]) == 0) continue;
+#pragma unroll 1
+    for (int size = 0; size < kTeams; ++size) {
+      const int items = work.num_long[size] * columns;
+      if (items == 0) continue;
+      const int shift_team = kLog2<kMinTeam> + size, threads = 1 << shift_team;
+      const int in_warp = threadIdx.x % 32, lane = in_warp & (threads - 1);
+      const unsigned team = ((1u << threads) - 1) << (in_warp - lane);
+      // Teams are numbered across warps, so that a few of them keep all warps busy.
+      const int own_team = (in_warp >> shift_team) * (kThreads / 32) + int(threadIdx.x / 32);
+#pragma unroll 1
+      for (int item = own_team; item < items; item += kThreads >> shift_team) {
+        const int entry = columns == 1 ? item : item / columns, column = item - entry * columns;
+        const unsigned code = list_of(size)[entry];
+        const int i = code / kChunks, skipped = code % kChunks << log2_chunk;
+        const int start = starts[i] + skipped, length = starts[i + 1] - starts[i];
+        const int n = min(chunk, length - skipped), run = (n + threads - 1) >> shift_team;
+        const int busy = (n + run - 1) / run, before = min(lane, busy - 1) * run;  // lanes with rows, rows before a lane's
+        R joined[kVec];
+        join_rows<Types>(args, rows_from(start + before, column), before, min(run, n - before), joined);
+#pragma unroll 1
+        for (int by = 1; by < threads; by *= 2) {
+#pragma unroll
+          for (int e = 0; e < kVec; ++e) {
+            const R other = shuffle_down(team, joined[e], by);
+            if (lane + by < busy) joined[e] = R::combine(joined[e], other);
+          }
+        }
+        if (lane > 0) continue;
+        finish_chunk(length <= chunk && i >= whole_begin && i < whole_end, i, column, start, n, joined);
+      }
+    }
+  }
+}
+
+struct CombineArgs {
+  ReduceArgs reduce;
+  int64_t windows;      // of chunk positions
+  int64_t batches;      // of `batch` windows
+  int64_t fan_windows;  // of fan chunks, 0 if no segment can have as many
+  int batch;            // windows that a block looks through
+  int fan;              // chunks of a segment that a block combines
+  int columns;          // of a block, a power of two
+  DType out;
+};
+
+template <class V>
+__device__ __forceinline__ void store_value(const CombineArgs& args, int64_t at, V x) {
+  void* out = args.reduce.call.out;
+  if constexpr (std::is_same_v<V, float>) {
+    switch (args.out) {
+      case DType::f16: static_cast<Half*>(out)[at] = store_as<Half>(x); return;
+      case DType::bf16: static_cast<BFloat16*>(out)[at] = store_as<BFloat16>(x); return;
+      default: static_cast<float*>(out)[at] = x;
+    }
+  } else if constexpr (sizeof(V) == 8) {
+    if (args.out == DType::u8) {
+      static_cast<uint8_t*>(out)[at] = uint8_t(x);
+    } else {
+      static_cast<V*>(out)[at] = x;
+    }
+  } else {
+    switch (args.out) {
+      case DType::u8: static_cast<uint8_t*>(out)[at] = uint8_t(x); return;
+      case DType::i8: static_cast<int8_t*>(out)[at] = int8_t(x); return;
+      case DType::i16: static_cast<int16_t*>(out)[at] = int16_t(x); return;
+      default: static_cast<int32_t*>(out)[at] = int32_t(x);
+    }
+  }
+}
+
+// A long segment as the second and the third launch meet it.
+struct LongSegment {
+  int64_t segment;  // of the stack
+  int64_t begin;    // position in the stack
+  int64_t length;
+  int64_t chunks;
+};
+
+// The long segment that stands at the end of a window, if there is one. What is read may be left from before where
+// offsets do not ascend, so it is not believed.
+__device__ __forceinline__ bool find_long(const CombineArgs& args, int64_t window, LongSegment& found) {
+  const StackedSegments& stack = args.reduce.stack;
+  const int64_t segment = args.reduce.covering[window];
+  if (segment < 0 || segment >= stack.num_segments()) return false;
+  const int64_t slice = stack.slice_of(segment, stack.one.num_segments);
+  const int64_t s = segment - slice * stack.one.num_segments, begin = stack.one.begin(s);
+  const int64_t length = stack.one.end(s, begin) - begin;
+  found = {segment, slice * stack.one.num_positions + begin, length, ceil_div(length, int64_t(args.reduce.chunk))};
+  return length > args.reduce.chunk;
+}
+
+// The partial result of a chunk. Its rows are counted from the first row of the chunk.
+template <class Kept>
+__device__ __forceinline__ Kept* kept_of(const ReduceArgs& args, const LongSegment& of, int64_t chunk, int64_t column) {
+  // slot() for a chunk that many chunks behind the first
+  const int64_t at = slot(of.begin, 0, args.chunk) - 1 + 2 * chunk + (chunk == 0);
+  return static_cast<Kept*>(args.partials) + at * args.call.inner + column;
+}
+
+// The same with rows counted from the first row of chunk `first`.
+template <class Types>
+__device__ __forceinline__ typename Types::Total total_of(const ReduceArgs& args, const LongSegment& of, int64_t first,
+                                                                    int64_t chunk, int64_t column) {
+  return kept_of<typename Types::Kept>(args, of, chunk, column)
+      ->template at<typename Types::V, int64_t>([](auto x) { return x; }, (chunk - first) * args.chunk);
+}
+
+template <class Types>
+__device__ __forceinline__ void store_total(const CombineArgs& args, const LongSegment& of, int64_t column,
+                                            const typename Types::Total& total) {
+  const ReduceCall& call = args.reduce.call;
+  const int64_t at = of.segment * call.inner + column;
+  if (call.out) {
+    if constexpr (Types::kIsLargest) {
+      store_value(args, at, mirrored(total.value(of.length), args.reduce.mirror));
+    } else {
+      store_value(args, at, total.value(of.length));
+    }
+  }
+  if constexpr (Types::Total::kExtra != Extra::none) {
+    call.extra[at] = Types::Total::kExtra == Extra::row
+                         ? call.segments.row(of.begin % call.segments.num_positions + total.extra())
+                         : total.extra();
+  }
+}
+
+template <class Types>
+__device__ __forceinline__ void keep_total(const ReduceArgs& args, const LongSegment& of, int64_t first, int64_t column,
+                                           const typename Types::Total& total) {
+  using Kept = typename Types::Kept;
+  *kept_of<Kept>(args, of, first, column) = total.template at<typename Types::V, int>([](auto x) { return x; }, 0);
+}
+
+// Chunks first, first + step, ... (n of them) of one column, in equal runs for the threads of that column and then in a
+// tree. The thread of the first run returns true and has the result.
+template <class Types>
+__device__ __forceinline__ bool combine_in_block(const CombineArgs& args, const LongSegment& of, int64_t first, int64_t step,
+                                                 int64_t n, int64_t column, typename Types::Total* shared,
+                                                 typename Types::Total& joined) {
+  using Total = typename Types::Total;
+  const ReduceArgs& reduce = args.reduce;
+  const int run = threadIdx.x / args.columns, runs = ReducePolicy::kCombineThreads / args.columns;
+  const int64_t rows = ceil_div(n, int64_t(runs));
+  const int busy = int(ceil_div(n, rows));
+  const bool has_column = column < reduce.call.inner;
+  if (run < busy && has_column) {
+    const int64_t last = min(n, (run + 1) * rows);
+    joined = total_of<Types>(reduce, of, first, first + run * rows * step, column);
+#pragma unroll 4
+    for (int64_t i = run * rows + 1; i < last; ++i) {
+      joined = Total::combine(joined, total_of<Types>(reduce, of, first, first + i * step, column));
+    }
+    shared[threadIdx.x] = joined;
+  }
+#pragma unroll 1
+  for (int by = 1; by < busy; by *= 2) {
+    __syncthreads();
+    if (has_column && run % (2 * by) == 0 && run + by < busy) {
+      joined = Total::combine(joined, shared[threadIdx.x + by * args.columns]);
+      shared[threadIdx.x] = joined;
+    }
+  }
+  __syncthreads();  // before the next segment overwrites what is shared
+  return run == 0 && has_column;
+}
+
+// Chunks [first, first + n) of a segment, for a block to combine.
+struct ManyChunks {
+  LongSegment segment;
+  int64_t first;
+};
+
+// The second launch. In a window of one chunk of positions at most one long segment begins; where fan windows end, at
+// most one segment goes on with its next fan chunks. A block looks through args.batch windows, a thread for each:
+//
+//     few chunks    some threads, one for each column
+//     many chunks   all threads: columns, and runs of chunks
+//
+// Results of up to fan chunks are final, others replace the first of their partials.
+template <class Types>
+__global__ void __launch_bounds__(ReducePolicy::kCombineThreads) combine_kernel(const __grid_constant__ CombineArgs args) {
+  constexpr int kFew = ReducePolicy::kFew, kThreads = ReducePolicy::kCombineThreads;
+  using Total = typename Types::Total;
+  __shared__ Total shared[kThreads];
+  __shared__ LongSegment few[kThreads];
+  __shared__ ManyChunks many[kThreads / kFew + 2];
+  __shared__ int num_few, num_many;
+  const ReduceArgs& reduce = args.reduce;
+  const int64_t chunk = reduce.chunk, fan = args.fan;
+  const int run = threadIdx.x / args.columns, runs = kThreads / args.columns;
+#pragma unroll 1
+  for (int64_t task = blockIdx.x; task < args.batches; task += gridDim.x) {
+    __syncthreads();  // the batch before is done with the lists
+    if (threadIdx.x == 0) num_few = num_many = 0;
+    __syncthreads();
+    const int64_t window = task * args.batch + threadIdx.x;
+    LongSegment found;
+    if (int(threadIdx.x) < args.batch && window < args.windows && find_long(args, window, found)) {
+      if (found.begin >= window * chunk) {
+        if (found.chunks <= kFew) {
+          few[atomicAdd(&num_few, 1)] = found;
+        } else {
+          many[atomicAdd(&num_many, 1)] = {found, 0};
+        }
+      }
+      if ((window + 1) % fan == 0) {
+        const int64_t first = ceil_div((window + 1) * chunk - found.begin, fan * chunk) * fan;
+        if (first < found.chunks) many[atomicAdd(&num_many, 1)] = {found, first};
+      }
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int64_t tile = blockIdx.y; tile * args.columns < reduce.call.inner; tile += gridDim.y) {
+      const int64_t column = tile * args.columns + threadIdx.x % args.columns;
+      Total joined;
+      if (column < reduce.call.inner) {
+#pragma unroll 1
+        for (int i = run; i < num_few; i += runs) {
+          const LongSegment of = few[i];
+          joined = total_of<Types>(reduce, of, 0, 0, column);
+#pragma unroll 1
+          for (int64_t c = 1; c < of.chunks; ++c) {
+            joined = Total::combine(joined, total_of<Types>(reduce, of, 0, c, column));
+          }
+          store_total<Types>(args, of, column, joined);
+        }
+      }
+#pragma unroll 1
+      for (int i = 0; i < num_many; ++i) {
+        const auto [of, first] = many[i];
+        if (!combine_in_block<Types>(args, of, first, 1, min(fan, of.chunks - first), column, shared, joined)) continue;
+        if (of.chunks <= fan) {
+          store_total<Types>(args, of, column, joined);
+        } else {
+          keep_total<Types>(reduce, of, first, column, joined);
+        }
+      }
+    }
+  }
+}
+
+// The third launch: segments of more than fan chunks, of which at most one begins in fan windows. A block looks
+// through some of those and combines what it finds, one after the other.
+template <class Types>
+__global__ void __launch_bounds__(ReducePolicy::kCombineThreads) combine_last_kernel(const __grid_constant__ CombineArgs args) {
+  constexpr int kBatch = ReducePolicy::kLastBatch;
+  using Total = typename Types::Total;
+  __shared__ Total shared[ReducePolicy::kCombineThreads];
+  __shared__ LongSegment segments[kBatch];
+  __shared__ int num_segments;
+  const int64_t fan = args.fan;
+#pragma unroll 1
+  for (int64_t task = blockIdx.x; task * kBatch < args.fan_windows; task += gridDim.x) {
+    __syncthreads();  // the batch before is done with the list
+    if (threadIdx.x == 0) num_segments = 0;
+    __syncthreads();
+    const int64_t window = task * kBatch + threadIdx.x;
+    LongSegment found;
+    if (threadIdx.x < kBatch && window < args.fan_windows &&
+        find_long(args, min((window + 1) * fan, args.windows) - 1, found) && found.chunks > fan &&
+        found.begin >= window * fan * args.reduce.chunk) {
+      segments[atomicAdd(&num_segments, 1)] = found;
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int64_t tile = blockIdx.y; tile * args.columns < args.reduce.call.inner; tile += gridDim.y) {
+      const int64_t column = tile * args.columns + threadIdx.x % args.columns;
+#pragma unroll 1
+      for (int i = 0; i < num_segments; ++i) {
+        Total joined;
+        const int64_t n = ceil_div(segments[i].chunks, fan);
+        if (combine_in_block<Types>(args, segments[i], 0, fan, n, column, shared, joined)) {
+          store_total<Types>(args, segments[i], column, joined);
+        }
+      }
+    }
+  }
+}
+
+// How a call is run. The workspace holds the partials and then the covering segments.
+template <class Types>
+struct Reduce {
+  using T = typename Types::T;
+  static constexpr int kVec = kVectorBytes / int(sizeof(T));
+  using Combine = typename Reducers<Types>::Combine;
+
+  // Integers whose rows have the size of a vector are rare: they make do with the kernel for other rows.
+  static constexpr bool kNarrowVectors = is_floating<T>;
+
+  ReduceArgs args{};
+  bool narrow, vectors;
+  int64_t windows = 0;
+  size_t partial_bytes = 0;
+
+  Reduce(const ReduceCall& call, bool mirror, int64_t truth_mask) {
+    args.mirror = mirror;
+    args.truth_mask = truth_mask;
+    const int64_t row_bytes = call.inner * int64_t(sizeof(T));
+    args.call = call;
+    args.stack = {call.segments, call.outer};
+    narrow = row_bytes < ReducePolicy::kNarrowBytes;
+    const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % kVectorBytes == 0; };
+    vectors = (!narrow || kNarrowVectors) && row_bytes % kVectorBytes == 0 && aligned(call.data) && aligned(call.out) && aligned(call.extra);
+    if (narrow) {
+      if constexpr (kNarrowVectors) {
+        if (vectors) args.narrow = NarrowShape::make<TileRows<T, kVec>>(int(row_bytes), true);
+      }
+      if (!vectors) args.narrow = NarrowShape::make<TileRows<T, 1>>(int(row_bytes), false);
+      args.chunk = args.narrow.chunk;
+      args.keys = args.narrow.keys;
+    } else {
+      args.chunk = std::max(ReducePolicy::kWideChunk / int(sizeof(T)), 64);
+      args.keys = 2 * args.chunk;
+      args.lanes = int(std::min<int64_t>(ReducePolicy::kThreads, ceil_div(call.inner, vectors ? kVec : 1)));
+    }
+    while (1 << args.log2_chunk < args.chunk) ++args.log2_chunk;
+    args.units = ceil_div(args.stack.num_keys(), args.keys);
+    args.covers = call.segments.num_positions > args.chunk;
+    if (args.covers) {
+      windows = ceil_div(args.stack.num_positions(), args.chunk);
+      partial_bytes = num_slots(args.stack.num_positions(), args.chunk) * call.inner * sizeof(typename Combine::Kept);
+      partial_bytes = ceil_div(partial_bytes, 16) * 16;
+    }
+  }
+
+  size_t workspace() const { return partial_bytes + windows * sizeof(int64_t); }
+
+  void run(void* workspace, cudaStream_t stream) {
+    args.partials = workspace;
+    args.covering = reinterpret_cast<int64_t*>(static_cast<unsigned char*>(workspace) + partial_bytes);
+    if (narrow) {
+      if constexpr (kNarrowVectors) {
+        if (vectors) run_narrow<kVec>(stream);
+      }
+      if (!vectors) run_narrow<1>(stream);
+    } else if (vectors) {
+      run_wide<kVec>(stream);
+    } else {
+      run_wide<1>(stream);
+    }
+    check(cudaGetLastError());
+    if (windows > 0) run_combine(stream);
+  }
+
+  template <int kWidth>
+  void run_narrow(cudaStream_t stream) {
+    reduce_narrow_kernel<Types, kWidth><<<blocks_for(args.units, 1), narrow_threads<kWidth>,
+                                         args.narrow.bytes, stream>>>(args);
+  }
+
+  template <int kWidth>
+  void run_wide(cudaStream_t stream) {
+    const int groups = ReducePolicy::kThreads / args.lanes;
+    const dim3 grid(blocks_for(args.units, groups), blocks_along_y(ceil_div(args.call.inner, int64_t(args.lanes) * kWidth)));
+    reduce_wide_kernel<Types, kWidth><<<grid, groups * args.lanes, 0, stream>>>(args);
+  }
+
+  void run_combine(cudaStream_t stream) {
+    CombineArgs combine{};
+    combine.reduce = args;
+    combine.windows = windows;
+    combine.columns = ReducePolicy::kColumns;
+    while (combine.columns / 2 >= args.call.inner) combine.columns /= 2;
+    constexpr int kThreads = ReducePolicy::kCombineThreads;
+    combine.batch = std::clamp(4 * kThreads / combine.columns, 32, kThreads);
+    combine.batches = ceil_div(windows, combine.batch);
+    combine.fan = std::max(ReducePolicy::kFan, ReducePolicy::kFanRun * kThreads / combine.columns);
+    if (args.call.segments.num_positions > int64_t(args.chunk) * combine.fan) {
+      combine.fan_windows = ceil_div(windows, combine.fan);
+    }
+    using Out = typename Types::Out;
+    combine.out = std::is_same_v<Out, uint8_t> ? DType::u8 : std::is_same_v<Out, T> ? args.call.dtype : DType::i64;
+    if (sizeof(T) == 2 && args.call.wide_out) combine.out = DType::f32;
+    const unsigned tiles = blocks_along_y(ceil_div(args.call.inner, combine.columns));
+    combine_kernel<Combine><<<dim3(blocks_for(combine.batches, 1), tiles), kThreads, 0, stream>>>(combine);
+    check(cudaGetLastError());
+    if (combine.fan_windows == 0) return;
+    combine_last_kernel<Combine><<<dim3(blocks_for(combine.fan_windows, ReducePolicy::kLastBatch), tiles), kThreads, 0, stream>>>(combine);
+    check(cudaGetLastError());
+  }
+};
+
+bool nothing_to_do(const ReduceCall& call) {
+  return call.outer == 0 || call.inner == 0 || call.segments.num_segments == 0;
+}
+
+// The call as a kernel takes it: see Reducers::kHasKernel.
+struct Prepared {
+  ReduceCall call;
+  bool mirror = false;
+  int64_t truth_mask = 0;
+
+  explicit Prepared(const ReduceCall& original) : call(original) {
+    switch (call.reduction) {
+      case Reduction::amin: mirror = true, call.reduction = Reduction::amax; return;
+      case Reduction::min: mirror = true, call.reduction = Reduction::max; return;
+      case Reduction::amin_count: mirror = true, call.reduction = Reduction::amax_count; return;
+      case Reduction::any:
+      case Reduction::all: break;
+      default: return;
+    }
+    truth_mask = -1;
+    switch (call.dtype) {  // a zero may have a sign
+      case DType::f16:
+      case DType::bf16: call.dtype = DType::i16, truth_mask = INT16_MAX; return;
+      case DType::f32: call.dtype = DType::i32, truth_mask = INT32_MAX; return;
+      case DType::f64: call.dtype = DType::i64, truth_mask = INT64_MAX; return;
+      case DType::i8: call.dtype = DType::u8; return;
+      default: return;
+    }
+  }
+
+  template <class Visit>
+  void visit(Visit&& visit) const {
+    visit_reducer(call.reduction, call.dtype, [&](auto types) {
+      using Types = decltype(types);
+      if constexpr (Reducers<Types>::kHasKernel) {
+        visit(Reduce<Types>(call, mirror, truth_mask));
+      } else {
+        unsupported();
+      }
+    });
+  }
+};
+
+}  // namespace
+
+size_t reduce_workspace(const ReduceCall& call) {
+  size_t bytes = 0;
+  if (!nothing_to_do(call)) Prepared(call).visit([&](auto reduce) { bytes = reduce.workspace(); });
+  return bytes;
+}
+
+void reduce(const ReduceCall& call, void* workspace, cudaStream_t stream) {
+  if (!nothing_to_do(call)) Prepared(call).visit([&](auto reduce) { reduce.run(workspace, stream); });
+}
+
+}  // namespace fastops::cuda

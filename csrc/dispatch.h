@@ -1,0 +1,141 @@
+// From run-time types to template arguments, for the kernels of both devices.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+
+#include "numeric.h"
+#include "reducers.h"
+
+namespace fastops {
+
+template <class T>
+struct Type {
+  using type = T;
+};
+
+// A reducer and the types it runs with: elements of data, what it computes in, elements of the result.
+template <template <class, class> class R, class T_, class V_, class Out_>
+struct ReducerTypes {
+  template <class V, class I>
+  using Reducer = R<V, I>;
+  using T = T_;
+  using V = V_;
+  using Out = Out_;
+};
+
+[[noreturn]] inline void unsupported() { throw std::logic_error("fastops: no kernel for this reduction and dtype"); }
+
+template <class Visit>
+void visit_floating(DType dtype, Visit&& visit) {
+  switch (dtype) {
+    case DType::f16: return visit(Type<Half>{});
+    case DType::bf16: return visit(Type<BFloat16>{});
+    case DType::f32: return visit(Type<float>{});
+    case DType::f64: return visit(Type<double>{});
+    default: unsupported();
+  }
+}
+
+template <class Visit>
+void visit_integer(DType dtype, Visit&& visit) {
+  switch (dtype) {
+    case DType::b8:
+    case DType::u8: return visit(Type<uint8_t>{});
+    case DType::i8: return visit(Type<int8_t>{});
+    case DType::i16: return visit(Type<int16_t>{});
+    case DType::i32: return visit(Type<int32_t>{});
+    case DType::i64: return visit(Type<int64_t>{});
+    default: unsupported();
+  }
+}
+
+constexpr bool is_floating_dtype(DType dtype) {
+  return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 || dtype == DType::f64;
+}
+
+template <class Visit>
+void visit_any(DType dtype, Visit&& visit) {
+  if (is_floating_dtype(dtype)) {
+    visit_floating(dtype, visit);
+  } else {
+    visit_integer(dtype, visit);
+  }
+}
+
+// Calls visit(ReducerTypes<...>{}) for the call's reduction and dtype: the one list of what there is.
+template <class Visit>
+void visit_reducer(Reduction reduction, DType dtype, Visit&& visit) {
+  // Integers add and multiply without a sign, where wrapping round is defined.
+  switch (reduction) {
+    case Reduction::sum:
+      if (!is_floating_dtype(dtype)) {
+        return visit_integer(dtype, [&](auto t) {
+          visit(ReducerTypes<Sum, typename decltype(t)::type, uint64_t, int64_t>{});
+        });
+      }
+      return visit_floating(dtype, [&](auto t) {
+        using T = typename decltype(t)::type;
+        visit(ReducerTypes<Sum, T, compute_t<T>, T>{});
+      });
+    case Reduction::prod:
+      if (!is_floating_dtype(dtype)) {
+        return visit_integer(dtype, [&](auto t) {
+          visit(ReducerTypes<Product, typename decltype(t)::type, uint64_t, int64_t>{});
+        });
+      }
+      return visit_floating(dtype, [&](auto t) {
+        using T = typename decltype(t)::type;
+        visit(ReducerTypes<FloatProduct, T, compute_t<T>, T>{});
+      });
+    case Reduction::mean:
+      return visit_floating(dtype, [&](auto t) {
+        using T = typename decltype(t)::type;
+        visit(ReducerTypes<Mean, T, compute_t<T>, T>{});
+      });
+    case Reduction::amax:
+      return visit_any(dtype, [&](auto t) {
+        using T = typename decltype(t)::type;
+        visit(ReducerTypes<Extremum<true>::Value, T, compute_t<T>, T>{});
+      });
+    case Reduction::amin:
+      return visit_any(dtype, [&](auto t) {
+        using T = typename decltype(t)::type;
+        visit(ReducerTypes<Extremum<false>::Value, T, compute_t<T>, T>{});
+      });
+    case Reduction::max:
+      return visit_any(dtype, [&](auto t) {
+        using T = typename decltype(t)::type;
+        visit(ReducerTypes<Extremum<true>::WithRow, T, compute_t<T>, T>{});
+      });
+    case Reduction::min:
+      return visit_any(dtype, [&](auto t) {
+        using T = typename decltype(t)::type;
+        visit(ReducerTypes<Extremum<false>::WithRow, T, compute_t<T>, T>{});
+      });
+    case Reduction::amax_count:
+      return visit_floating(dtype, [&](auto t) {
+        using T = typename decltype(t)::type;
+        visit(ReducerTypes<Extremum<true>::WithCount, T, compute_t<T>, T>{});
+      });
+    case Reduction::amin_count:
+      return visit_floating(dtype, [&](auto t) {
+        using T = typename decltype(t)::type;
+        visit(ReducerTypes<Extremum<false>::WithCount, T, compute_t<T>, T>{});
+      });
+    case Reduction::any:
+    case Reduction::all:
+      return visit_any(dtype, [&](auto t) {
+        using T = typename decltype(t)::type;
+        if (reduction == Reduction::any) return visit(ReducerTypes<Truth<false>::Of, T, compute_t<T>, uint8_t>{});
+        visit(ReducerTypes<Truth<true>::Of, T, compute_t<T>, uint8_t>{});
+      });
+    case Reduction::prod_parts:
+      return visit_floating(dtype, [&](auto t) {
+        visit(ReducerTypes<ProductParts, typename decltype(t)::type, double, double>{});
+      });
+  }
+  unsupported();
+}
+
+}  // namespace fastops

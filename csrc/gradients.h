@@ -1,0 +1,93 @@
+// What each row receives from its segment, written once for the CPU and for CUDA: the broadcast itself and the
+// derivatives of the reductions. Forward there is an algebra that meets rows one after the other; here each row is on
+// its own, so these are plain functions of one element.
+//
+// A map M<T> is made for one segment and column, from the values there, and then asked for each row:
+//     M(args, at, length)   args: the arrays of the call; at: element of [outer, S, inner]; length: rows of s
+//     map(x, row)           x: the element of data (kReadsData), row: its row number
+#pragma once
+
+#include <type_traits>
+
+#include "numeric.h"
+
+namespace fastops {
+
+enum class RowMap : int8_t {
+  broadcast,
+  mean,      // the derivative of the mean
+  select,    // of max and min: to the row that was returned
+  extremum,  // of amax and amin: evenly to all rows that tie
+  prod,
+};
+
+struct RowMapArrays {
+  const void* values;    // [outer, S, inner] what is handed down
+  const void* result;    // extremum: the reduction's result; prod: the product of the elements that are not zero
+  const int64_t* extra;  // select: row numbers; extremum: number of ties; prod: number of zeros
+};
+
+template <class T>
+struct BroadcastMap {
+  static constexpr bool kReadsData = false;
+  T value;
+  FASTOPS_HD BroadcastMap(const RowMapArrays& arrays, int64_t at, int64_t)
+      : value(static_cast<const T*>(arrays.values)[at]) {}
+  FASTOPS_HD T operator()(T, int64_t) const { return value; }
+};
+
+template <class T>
+struct MeanMap {
+  static constexpr bool kReadsData = false;
+  T value;
+  FASTOPS_HD MeanMap(const RowMapArrays& arrays, int64_t at, int64_t length) {
+    using V = compute_t<T>;
+    value = store_as<T>(load_as<V>(static_cast<const T*>(arrays.values)[at]) / V(length));
+  }
+  FASTOPS_HD T operator()(T, int64_t) const { return value; }
+};
+
+template <class T>
+struct SelectMap {
+  static constexpr bool kReadsData = false;
+  T value;
+  int64_t selected;
+  FASTOPS_HD SelectMap(const RowMapArrays& arrays, int64_t at, int64_t)
+      : value(static_cast<const T*>(arrays.values)[at]), selected(arrays.extra[at]) {}
+  FASTOPS_HD T operator()(T, int64_t row) const { return row == selected ? value : T{}; }
+};
+
+template <class T>
+struct ExtremumMap {
+  static constexpr bool kReadsData = true;
+  using V = compute_t<T>;
+  T share;
+  V best;
+  FASTOPS_HD ExtremumMap(const RowMapArrays& arrays, int64_t at, int64_t)
+      : share(store_as<T>(load_as<V>(static_cast<const T*>(arrays.values)[at]) / V(arrays.extra[at]))),
+        best(load_as<V>(static_cast<const T*>(arrays.result)[at])) {}
+  FASTOPS_HD T operator()(T element, int64_t) const {
+    const V x = load_as<V>(element);
+    return (x == best) | ((x != x) & (best != best)) ? share : T{};
+  }
+};
+
+// d prod / d x_i = the product of the others: product / x_i without zeros; with one zero it is the product for the
+// zero and 0 for the rest; with more it is 0. In double, where the product of floats cannot overflow before dividing.
+template <class T>
+struct ProductMap {
+  static constexpr bool kReadsData = true;
+  double share;  // gradient times the product of the elements that are not zero
+  int64_t zeros;
+  FASTOPS_HD ProductMap(const RowMapArrays& arrays, int64_t at, int64_t)
+      : share(load_as<double>(static_cast<const T*>(arrays.values)[at]) *
+              static_cast<const double*>(arrays.result)[at]),
+        zeros(arrays.extra[at]) {}
+  FASTOPS_HD T operator()(T element, int64_t) const {
+    const double x = load_as<double>(element);
+    if (zeros == 0) return store_as<T>(share / x);
+    return zeros == 1 && x == 0 ? store_as<T>(share) : T{};
+  }
+};
+
+}  // namespace fastops

@@ -1,0 +1,112 @@
+// Typed calls of the operators, through the dispatcher, and the part of a derivative's context that all share.
+#pragma once
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "host/checks.h"
+
+namespace fastops::host {
+
+inline bool wants_grad(const Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
+
+// Grouping tensors held by value, for derivatives.
+struct SavedGrouping {
+  Tensor offsets;
+  OptionalTensor order, index;
+  operator Grouping() const { return {offsets, order, index}; }
+};
+
+// Saves `tensors`, then the grouping. A later change in place of any of them is found out by autograd.
+inline void save_grouping(torch::autograd::AutogradContext* ctx, torch::autograd::variable_list tensors, const Grouping& grouping) {
+  tensors.push_back(grouping.offsets);
+  tensors.push_back(grouping.order.value_or(Tensor()));
+  tensors.push_back(grouping.index.value_or(Tensor()));
+  ctx->save_for_backward(std::move(tensors));
+}
+
+// The grouping saved behind `before` other tensors.
+inline SavedGrouping saved_grouping(torch::autograd::AutogradContext* ctx, size_t before) {
+  const auto tensors = ctx->get_saved_variables();
+  const auto optional = [](const Tensor& tensor) { return tensor.defined() ? OptionalTensor(tensor) : std::nullopt; };
+  return {tensors[before], optional(tensors[before + 1]), optional(tensors[before + 2])};
+}
+
+using OptionalDtype = std::optional<ScalarType>;
+using TensorPair = std::tuple<Tensor, Tensor>;
+using ReduceSignature = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t, OptionalDtype,
+                               const at::Scalar&);
+using ExtremumSignature = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t,
+                                 const at::Scalar&);
+using PairSignature = TensorPair(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t,
+                                 const at::Scalar&);
+using BroadcastSignature = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, SymInt, int64_t);
+
+inline Tensor call_linear(Reduction reduction, const Tensor& data, const Grouping& g, int64_t dim, OptionalDtype dtype,
+                          const at::Scalar& fill) {
+  FASTOPS_OPERATOR(ReduceSignature, sum, "segment_sum");
+  FASTOPS_OPERATOR(ReduceSignature, mean, "segment_mean");
+  FASTOPS_OPERATOR(ReduceSignature, prod, "segment_prod");
+  const auto& op = reduction == Reduction::sum ? sum : reduction == Reduction::mean ? mean : prod;
+  return op.call(data, g.offsets, g.order, g.index, dim, dtype, fill);
+}
+
+inline Tensor call_sum(const Tensor& data, const Grouping& g, int64_t dim) {
+  return call_linear(Reduction::sum, data, g, dim, std::nullopt, 0);
+}
+
+inline Tensor call_extremum(bool largest, const Tensor& data, const Grouping& g, int64_t dim, const at::Scalar& fill) {
+  FASTOPS_OPERATOR(ExtremumSignature, amax, "segment_amax");
+  FASTOPS_OPERATOR(ExtremumSignature, amin, "segment_amin");
+  return (largest ? amax : amin).call(data, g.offsets, g.order, g.index, dim, fill);
+}
+
+inline TensorPair call_extremum_with_row(bool largest, const Tensor& data, const Grouping& g, int64_t dim, const at::Scalar& fill) {
+  FASTOPS_OPERATOR(PairSignature, max, "segment_max");
+  FASTOPS_OPERATOR(PairSignature, min, "segment_min");
+  return (largest ? max : min).call(data, g.offsets, g.order, g.index, dim, fill);
+}
+
+inline TensorPair call_extremum_count(bool largest, const Tensor& data, const Grouping& g, int64_t dim, const at::Scalar& fill) {
+  FASTOPS_OPERATOR(PairSignature, amax, "_segment_amax_count");
+  FASTOPS_OPERATOR(PairSignature, amin, "_segment_amin_count");
+  return (largest ? amax : amin).call(data, g.offsets, g.order, g.index, dim, fill);
+}
+
+inline TensorPair call_prod_parts(const Tensor& data, const Grouping& g, int64_t dim) {
+  using Signature = TensorPair(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t);
+  FASTOPS_OPERATOR(Signature, op, "_segment_prod_parts");
+  return op.call(data, g.offsets, g.order, g.index, dim);
+}
+
+inline Tensor call_broadcast(const Tensor& values, const Grouping& g, SymInt num_rows, int64_t dim) {
+  FASTOPS_OPERATOR(BroadcastSignature, op, "segment_broadcast");
+  return op.call(values, g.offsets, g.order, g.index, std::move(num_rows), dim);
+}
+
+inline Tensor call_mean_backward(const Tensor& grad, const Grouping& g, SymInt num_rows, int64_t dim) {
+  FASTOPS_OPERATOR(BroadcastSignature, op, "_segment_mean_backward");
+  return op.call(grad, g.offsets, g.order, g.index, std::move(num_rows), dim);
+}
+
+inline Tensor call_select_backward(const Tensor& grad, const Tensor& indices, const Grouping& g, SymInt num_rows, int64_t dim) {
+  using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, SymInt, int64_t);
+  FASTOPS_OPERATOR(Signature, op, "_segment_select_backward");
+  return op.call(grad, indices, g.offsets, g.order, g.index, std::move(num_rows), dim);
+}
+
+using ThreeSignature = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&,
+                              const OptionalTensor&, int64_t);
+
+inline Tensor call_extremum_backward(const Tensor& grad, const Tensor& data, const Tensor& values, const Tensor& counts,
+                                     const Grouping& g, int64_t dim) {
+  FASTOPS_OPERATOR(ThreeSignature, op, "_segment_extremum_backward");
+  return op.call(grad, data, values, counts, g.offsets, g.order, g.index, dim);
+}
+
+inline Tensor call_prod_backward(const Tensor& grad, const Tensor& data, const Tensor& product, const Tensor& zeros,
+                                 const Grouping& g, int64_t dim) {
+  FASTOPS_OPERATOR(ThreeSignature, op, "_segment_prod_backward");
+  return op.call(grad, data, product, zeros, g.offsets, g.order, g.index, dim);
+}
+
+}  // namespace fastops::host

@@ -1,0 +1,199 @@
+// What every operation checks and looks up, once for all devices: CPU, CUDA and meta tensors meet the same words.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#ifdef FASTOPS_WITH_CUDA
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
+
+#include "cpu/capability.h"
+#include "kernels.h"
+
+namespace fastops::host {
+
+using at::ScalarType;
+using at::Tensor;
+using c10::SymInt;
+using OptionalTensor = std::optional<Tensor>;
+
+// The tensors of a grouping, as operators take them.
+struct Grouping {
+  const Tensor& offsets;
+  const OptionalTensor& order;
+  const OptionalTensor& index;
+};
+
+// And as parameters.
+#define FASTOPS_GROUPING const Tensor &offsets, const OptionalTensor &order, const OptionalTensor &index
+
+// Where the rows are.
+struct Shape {
+  int64_t dim;
+  SymInt num_rows, num_segments;
+  SymInt outer, inner;
+};
+
+inline const char* name_of(ScalarType type) {
+  switch (type) {
+    case at::kHalf: return "float16";
+    case at::kBFloat16: return "bfloat16";
+    case at::kFloat: return "float32";
+    case at::kDouble: return "float64";
+    case at::kByte: return "uint8";
+    case at::kChar: return "int8";
+    case at::kShort: return "int16";
+    case at::kInt: return "int32";
+    case at::kLong: return "int64";
+    case at::kBool: return "bool";
+    case at::kComplexHalf: return "complex32";
+    case at::kComplexFloat: return "complex64";
+    case at::kComplexDouble: return "complex128";
+    default: return c10::toString(type);
+  }
+}
+
+inline std::optional<DType> dtype_of(ScalarType type) {
+  switch (type) {
+    case at::kHalf: return DType::f16;
+    case at::kBFloat16: return DType::bf16;
+    case at::kFloat: return DType::f32;
+    case at::kDouble: return DType::f64;
+    case at::kByte: return DType::u8;
+    case at::kChar: return DType::i8;
+    case at::kShort: return DType::i16;
+    case at::kInt: return DType::i32;
+    case at::kLong: return DType::i64;
+    case at::kBool: return DType::b8;
+    default: return std::nullopt;
+  }
+}
+
+inline bool is_floating(ScalarType type) {
+  return type == at::kHalf || type == at::kBFloat16 || type == at::kFloat || type == at::kDouble;
+}
+
+inline constexpr const char* kFloatingNames = "float16, bfloat16, float32, float64";
+inline constexpr const char* kAllNames = "float16, bfloat16, float32, float64, uint8, int8, int16, int32, int64, bool";
+
+inline void check_dtype(const char* op, const char* argument, ScalarType type, bool floating_only, const char* remedy = "") {
+  TORCH_CHECK_TYPE(floating_only ? is_floating(type) : dtype_of(type).has_value(), op, ": ", argument, " must be one of ",
+                   floating_only ? kFloatingNames : kAllNames, ", but got ", name_of(type), remedy);
+}
+
+inline void check_same_device(const char* op, const char* argument, const Tensor& tensor, const char* other, const Tensor& like) {
+  TORCH_CHECK(tensor.device() == like.device(), op, ": ", argument, " must be on the device of ", other, " (", like.device(),
+              "), but got ", tensor.device(), "; move one of them with .to(device)");
+}
+
+inline int64_t check_dim(const char* op, const char* argument, const Tensor& data, int64_t dim) {
+  const int64_t rank = data.dim();
+  TORCH_CHECK_VALUE(rank > 0, op, ": ", argument, " must have at least 1 dimension, but got 0");
+  TORCH_CHECK_INDEX(dim >= -rank && dim < rank, op, ": dim must be in [", -rank, ", ", rank - 1, "], but got ", dim);
+  return dim < 0 ? dim + rank : dim;
+}
+
+inline void check_index_tensor(const char* op, const char* argument, const Tensor& tensor) {
+  TORCH_CHECK_TYPE(tensor.scalar_type() == at::kInt || tensor.scalar_type() == at::kLong, op, ": ", argument,
+                   " must be int32 or int64, but got ", name_of(tensor.scalar_type()));
+  TORCH_CHECK_VALUE(tensor.dim() == 1, op, ": ", argument, " must have 1 dimension, but got ", tensor.dim());
+}
+
+inline IndexArray array_of(const Tensor& tensor) { return {tensor.const_data_ptr(), tensor.scalar_type() == at::kLong}; }
+
+// Checks a grouping against the tensor that goes with it: `data` with a row for each of num_rows along dim, or
+// `values` with one for each segment.
+inline Shape check_grouping(const char* op, const char* argument, const Tensor& tensor, const Grouping& grouping, int64_t dim,
+                            const std::optional<SymInt>& num_rows = std::nullopt) {
+  const auto& [offsets, order, index] = grouping;
+  check_same_device(op, "offsets", offsets, argument, tensor);
+  if (order) check_same_device(op, "order", *order, argument, tensor);
+  if (index) check_same_device(op, "index", *index, argument, tensor);
+  dim = check_dim(op, argument, tensor, dim);
+  check_index_tensor(op, "offsets", offsets);
+  TORCH_CHECK_VALUE(offsets.sym_size(0) >= 1, op, ": offsets must have at least 1 entry, but got 0");
+  TORCH_CHECK_VALUE(order.has_value() == index.has_value(), op, ": index must be given exactly when order is, but got ",
+                    order ? "order" : "index", " alone");
+
+  Shape shape{dim, num_rows ? *num_rows : tensor.sym_size(dim), offsets.sym_size(0) - 1, 1, 1};
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (d < dim) shape.outer *= tensor.sym_size(d);
+    if (d > dim) shape.inner *= tensor.sym_size(d);
+  }
+  if (num_rows) {
+    TORCH_CHECK_VALUE(*num_rows >= 0, op, ": num_rows must be at least 0, but got ", *num_rows);
+    TORCH_CHECK_VALUE(tensor.sym_size(dim) == shape.num_segments, op, ": ", argument, " must have ", shape.num_segments,
+                      " rows along dim ", dim, ", one for each segment, but got ", tensor.sym_size(dim));
+  }
+  if (order) {
+    check_index_tensor(op, "order", *order);
+    check_index_tensor(op, "index", *index);
+    TORCH_CHECK_TYPE(order->scalar_type() == offsets.scalar_type() && index->scalar_type() == offsets.scalar_type(), op,
+                     ": order and index must have the dtype of offsets (", name_of(offsets.scalar_type()), "), but got ",
+                     name_of(order->scalar_type()), " and ", name_of(index->scalar_type()));
+    TORCH_CHECK_VALUE(index->sym_size(0) == shape.num_rows, op, ": ", argument, " must have ", index->sym_size(0),
+                      " rows along dim ", dim, ", as the segments do, but got ", shape.num_rows);
+    TORCH_CHECK_VALUE(order->sym_size(0) <= shape.num_rows, op, ": order must have at most ", shape.num_rows,
+                      " entries, but got ", order->sym_size(0));
+  } else if (offsets.device().is_cpu() && !offsets.is_meta() && !offsets.unsafeGetTensorImpl()->is_python_dispatch()) {
+    // On the CPU the last offset can be read for nothing; on CUDA that would wait for the device.
+    const int64_t covered = array_of(offsets)[(offsets.size(0) - 1) * offsets.stride(0)];
+    if (num_rows) {
+      TORCH_CHECK_VALUE(shape.num_rows == covered, op, ": num_rows must be ", covered, ", the last of offsets, but got ",
+                        shape.num_rows);
+    } else {
+      TORCH_CHECK_VALUE(shape.num_rows == covered, op, ": ", argument, " must have ", covered, " rows along dim ", dim,
+                        ", as the segments do, but got ", shape.num_rows);
+    }
+  }
+  return shape;
+}
+
+inline std::vector<SymInt> resized(const Tensor& tensor, int64_t dim, const SymInt& size) {
+  auto sizes = tensor.sym_sizes().vec();
+  sizes[dim] = size;
+  return sizes;
+}
+
+inline Tensor empty(const std::vector<SymInt>& sizes, const Tensor& like, ScalarType type) {
+  return at::empty_symint(sizes, like.options().dtype(type));
+}
+
+// The contiguous tensors of a grouping, and kernels' view of them; keeps them alive.
+struct HeldGrouping {
+  Tensor offsets, order, index;
+  SegmentsView view;
+
+  HeldGrouping(const Grouping& grouping, const Shape& shape) : offsets(grouping.offsets.contiguous()) {
+    view.offsets = array_of(offsets);
+    view.num_segments = shape.num_segments.expect_int();
+    view.num_rows = view.num_positions = shape.num_rows.expect_int();
+    if (grouping.order) {
+      order = grouping.order->contiguous();
+      index = grouping.index->contiguous();
+      view.order = array_of(order);
+      view.index = array_of(index);
+      view.num_positions = order.size(0);
+    }
+  }
+};
+
+inline cpu::Pool pool() {
+  return {at::get_num_threads(), [](int64_t tasks, void (*body)(void*, int64_t), void* context) {
+            at::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
+              for (int64_t task = begin; task < end; ++task) body(context, task);
+            });
+          }};
+}
+
+// `variable`: the typed handle of an operator, looked up once.
+#define FASTOPS_OPERATOR(Signature, variable, name) \
+  static const auto variable = c10::Dispatcher::singleton().findSchemaOrThrow("fastops::" name, "").typed<Signature>()
+
+}  // namespace fastops::host

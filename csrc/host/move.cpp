@@ -1,0 +1,268 @@
+// What a segment hands down to its rows: broadcast, and the derivatives of the reductions.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/clamp_min.h>
+#include <ATen/ops/gather.h>
+#include <ATen/ops/logical_and.h>
+#include <ATen/ops/logical_or.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "host/calls.h"
+#include "host/checks.h"
+
+namespace fastops::host {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Inputs {
+  const Tensor& values;                       // [*, S, *] what is handed down
+  Tensor data = {}, result = {}, extra = {};  // as RowMapCall wants them
+};
+
+// `name` is the public operation that an error is about.
+Tensor map_rows(const char* name, RowMap map, const Inputs& inputs, const Grouping& grouping, const SymInt& num_rows, int64_t dim) {
+  const Tensor& values = inputs.values;
+  const Shape shape = check_grouping(name, "values", values, grouping, dim, num_rows);
+  Tensor out = empty(resized(values, shape.dim, num_rows), values, values.scalar_type());
+  if (values.is_meta()) return out;
+
+  const HeldGrouping held(grouping, shape);
+  const auto contiguous = [](const Tensor& tensor) { return tensor.defined() ? tensor.contiguous() : tensor; };
+  const Tensor handed = values.contiguous(), data = contiguous(inputs.data), result = contiguous(inputs.result),
+               extra = contiguous(inputs.extra);
+  const auto pointer = [](const Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; };
+  const RowMapCall call{map,
+                        *dtype_of(values.scalar_type()),
+                        pointer(data),
+                        out.mutable_data_ptr(),
+                        {pointer(handed), pointer(result), static_cast<const int64_t*>(pointer(extra))},
+                        held.view,
+                        shape.outer.expect_int(),
+                        shape.inner.expect_int()};
+  if (values.is_cpu()) {
+    cpu::choose(cpu::default_::map_rows, cpu::avx2::map_rows, cpu::avx512::map_rows)(call, pool());
+#ifdef FASTOPS_WITH_CUDA
+  } else if (values.is_cuda()) {
+    const c10::cuda::CUDAGuard guard(values.device());
+    cuda::map_rows(call, c10::cuda::getCurrentCUDAStream());
+#endif
+  }
+  return out;
+}
+
+Tensor segment_broadcast(const Tensor& values, FASTOPS_GROUPING, SymInt num_rows, int64_t dim) {
+  check_dtype("segment_broadcast", "values", values.scalar_type(), false);
+  return map_rows("segment_broadcast", RowMap::broadcast, {values}, {offsets, order, index}, num_rows, dim);
+}
+
+Tensor segment_mean_backward(const Tensor& grad, FASTOPS_GROUPING, SymInt num_rows, int64_t dim) {
+  check_dtype("segment_mean", "grad", grad.scalar_type(), true);
+  return map_rows("segment_mean", RowMap::mean, {grad}, {offsets, order, index}, num_rows, dim);
+}
+
+Tensor segment_select_backward(const Tensor& grad, const Tensor& indices, FASTOPS_GROUPING, SymInt num_rows, int64_t dim) {
+  check_dtype("segment_max", "grad", grad.scalar_type(), true);
+  TORCH_CHECK_VALUE(indices.sym_sizes() == grad.sym_sizes() && indices.scalar_type() == at::kLong,
+                    "segment_max: indices must be int64 of the shape of grad, but got ", indices.sym_sizes());
+  return map_rows("segment_max", RowMap::select, {grad, {}, {}, indices}, {offsets, order, index}, num_rows, dim);
+}
+
+// The arrays that go with values and data, for the two maps that read data.
+void check_parts(const char* op, const Tensor& grad, const Tensor& data, const Tensor& result, ScalarType result_type,
+                 const Tensor& extra, int64_t dim) {
+  check_dtype(op, "grad", grad.scalar_type(), true);
+  check_dim(op, "data", data, dim);
+  TORCH_CHECK_TYPE(data.scalar_type() == grad.scalar_type() && result.scalar_type() == result_type && extra.scalar_type() == at::kLong,
+                   op, ": data must have the dtype of grad (", name_of(grad.scalar_type()), "), but got ", name_of(data.scalar_type()));
+  TORCH_CHECK_VALUE(data.dim() == grad.dim() && result.sym_sizes() == grad.sym_sizes() && extra.sym_sizes() == grad.sym_sizes(), op,
+                    ": the saved tensors must have the shape of grad ", grad.sym_sizes(), ", but got ", result.sym_sizes(), " and ",
+                    extra.sym_sizes());
+  for (int64_t d = 0; d < grad.dim(); ++d) {
+    TORCH_CHECK_VALUE(d == (dim < 0 ? dim + grad.dim() : dim) || data.sym_size(d) == grad.sym_size(d), op, ": data must have size ",
+                      grad.sym_size(d), " in dim ", d, ", but got ", data.sym_size(d));
+  }
+}
+
+Tensor segment_extremum_backward(const Tensor& grad, const Tensor& data, const Tensor& values, const Tensor& counts, FASTOPS_GROUPING,
+                                 int64_t dim) {
+  check_parts("segment_amax", grad, data, values, grad.scalar_type(), counts, dim);
+  return map_rows("segment_amax", RowMap::extremum, {grad, data, values, counts}, {offsets, order, index}, data.sym_size(dim), dim);
+}
+
+Tensor segment_prod_backward(const Tensor& grad, const Tensor& data, const Tensor& product, const Tensor& zeros, FASTOPS_GROUPING,
+                             int64_t dim) {
+  check_parts("segment_prod", grad, data, product, at::kDouble, zeros, dim);
+  return map_rows("segment_prod", RowMap::prod, {grad, data, product, zeros}, {offsets, order, index}, data.sym_size(dim), dim);
+}
+
+// Derivatives.
+
+// Broadcast and the sum are each other's derivative, and so are the mean's and the mean.
+template <bool mean>
+struct BroadcastFunction : torch::autograd::Function<BroadcastFunction<mean>> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& values, FASTOPS_GROUPING, SymInt num_rows, int64_t dim) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    save_grouping(ctx, {}, {offsets, order, index});
+    ctx->saved_data["dim"] = dim;
+    return (mean ? call_mean_backward : call_broadcast)(values, {offsets, order, index}, std::move(num_rows), dim);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    return {call_linear(mean ? Reduction::mean : Reduction::sum, grads[0], saved_grouping(ctx, 0), ctx->saved_data["dim"].toInt(),
+                        std::nullopt, 0),
+            {}, {}, {}, {}, {}};
+  }
+};
+
+template <bool mean>
+Tensor broadcast_autograd(const Tensor& values, FASTOPS_GROUPING, SymInt num_rows, int64_t dim) {
+  if (wants_grad(values)) return BroadcastFunction<mean>::apply(values, offsets, order, index, std::move(num_rows), dim);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return (mean ? call_mean_backward : call_broadcast)(values, {offsets, order, index}, std::move(num_rows), dim);
+}
+
+// Linear in grad: back goes the entry that was selected.
+struct SelectBackwardFunction : torch::autograd::Function<SelectBackwardFunction> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& grad, const Tensor& indices, FASTOPS_GROUPING, SymInt num_rows,
+                        int64_t dim) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->save_for_backward({indices});
+    ctx->saved_data["dim"] = dim;
+    return call_select_backward(grad, indices, {offsets, order, index}, std::move(num_rows), dim);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const Tensor indices = ctx->get_saved_variables()[0];
+    const int64_t dim = ctx->saved_data["dim"].toInt();
+    Tensor back;
+    if (grads[0].sym_size(dim) == 0) {  // no rows, nothing to gather from
+      back = at::zeros_symint(indices.sym_sizes(), grads[0].options());
+    } else {
+      back = at::where(indices < 0, at::zeros({}, grads[0].options()), grads[0].gather(dim, indices.clamp_min(0)));
+    }
+    return {back, {}, {}, {}, {}, {}, {}};
+  }
+};
+
+Tensor select_backward_autograd(const Tensor& grad, const Tensor& indices, FASTOPS_GROUPING, SymInt num_rows, int64_t dim) {
+  if (wants_grad(grad)) return SelectBackwardFunction::apply(grad, indices, offsets, order, index, std::move(num_rows), dim);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return call_select_backward(grad, indices, {offsets, order, index}, std::move(num_rows), dim);
+}
+
+// Linear in grad, constant in data: back goes the mean over the rows that tie.
+struct ExtremumBackwardFunction : torch::autograd::Function<ExtremumBackwardFunction> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& grad, const Tensor& data, const Tensor& values, const Tensor& counts,
+                        FASTOPS_GROUPING, int64_t dim) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    save_grouping(ctx, {data, values, counts}, {offsets, order, index});
+    ctx->saved_data["dim"] = dim;
+    return call_extremum_backward(grad, data, values, counts, {offsets, order, index}, dim);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto tensors = ctx->get_saved_variables();
+    const auto saved = saved_grouping(ctx, 3);
+    const int64_t dim = ctx->saved_data["dim"].toInt();
+    const Tensor &data = tensors[0], &counts = tensors[2];
+    const Tensor best = call_broadcast(tensors[1], saved, data.sym_size(dim), dim);
+    const Tensor ties = (data == best).logical_or((data != data).logical_and(best != best));
+    const Tensor total = call_sum(at::where(ties, grads[0], at::zeros({}, grads[0].options())), saved, dim);
+    return {total / counts.clamp_min(1).to(total.scalar_type()), {}, {}, {}, {}, {}, {}, {}};
+  }
+};
+
+Tensor extremum_backward_autograd(const Tensor& grad, const Tensor& data, const Tensor& values, const Tensor& counts,
+                                  FASTOPS_GROUPING, int64_t dim) {
+  if (wants_grad(grad)) return ExtremumBackwardFunction::apply(grad, data, values, counts, offsets, order, index, dim);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return call_extremum_backward(grad, data, values, counts, {offsets, order, index}, dim);
+}
+
+// The gradient of a product is g * E_k, E_k the product of all rows but k. With v coming from above,
+//     to g:   sum over k of v_k E_k
+//     to x_k: g * sum over i != k of v_i E_ik, E_ik the product of all rows but i and k
+// which are the coefficients of the product of the dual numbers x_i + e v_i, all of them or all but k. With P the
+// product of the rows that are not zero, R the sum of v / x over them, and V the sum of v over the zeros:
+//     zeros   to g    to x_k, x_k not zero     to x_k = 0
+//     0       P R     g P (R - v_k/x_k) / x_k
+//     1       P V     g P V / x_k              g P R
+//     2       0       0                        g P (V - v_k)
+struct ProductBackwardFunction : torch::autograd::Function<ProductBackwardFunction> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& grad, const Tensor& data, const Tensor& product, const Tensor& zeros,
+                        FASTOPS_GROUPING, int64_t dim) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    save_grouping(ctx, {grad, data, product, zeros}, {offsets, order, index});
+    ctx->saved_data["dim"] = dim;
+    return call_prod_backward(grad, data, product, zeros, {offsets, order, index}, dim);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto tensors = ctx->get_saved_variables();
+    const auto saved = saved_grouping(ctx, 4);
+    const int64_t dim = ctx->saved_data["dim"].toInt();
+    const ScalarType type = tensors[1].scalar_type();
+    const Tensor v = grads[0].to(at::kDouble), g = tensors[0].to(at::kDouble), x = tensors[1].to(at::kDouble);
+    const Tensor &product = tensors[2], &zeros = tensors[3];
+    const Tensor none = at::zeros({}, v.options());
+    const auto down = [&](const Tensor& values) { return call_broadcast(values, saved, x.sym_size(dim), dim); };
+
+    const Tensor is_zero = x == 0;
+    const Tensor safe = at::where(is_zero, none + 1, x);
+    const Tensor ratio = at::where(is_zero, none, v / safe);
+    const Tensor v_zero = at::where(is_zero, v, none);
+    const Tensor r = call_sum(ratio, saved, dim), v_sum = call_sum(v_zero, saved, dim);
+    const Tensor to_grad = at::where(zeros == 0, product * r, at::where(zeros == 1, product * v_sum, none));
+
+    const Tensor count = down(zeros), share = down(g * product), row_r = down(r), row_v = down(v_sum);
+    const Tensor nonzero = at::where(count == 0, share * (row_r - ratio) / safe, at::where(count == 1, share * row_v / safe, none));
+    const Tensor zero = at::where(count == 1, share * row_r, at::where(count == 2, share * (row_v - v), none));
+    return {to_grad.to(type), at::where(is_zero, zero, nonzero).to(type), {}, {}, {}, {}, {}, {}};
+  }
+};
+
+Tensor prod_backward_autograd(const Tensor& grad, const Tensor& data, const Tensor& product, const Tensor& zeros, FASTOPS_GROUPING,
+                              int64_t dim) {
+  if (wants_grad(grad) || wants_grad(data)) {
+    return ProductBackwardFunction::apply(grad, data, product, zeros, offsets, order, index, dim);
+  }
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return call_prod_backward(grad, data, product, zeros, {offsets, order, index}, dim);
+}
+
+void implement_move(torch::Library& m) {
+  m.impl("segment_broadcast", segment_broadcast);
+  m.impl("_segment_mean_backward", segment_mean_backward);
+  m.impl("_segment_select_backward", segment_select_backward);
+  m.impl("_segment_extremum_backward", segment_extremum_backward);
+  m.impl("_segment_prod_backward", segment_prod_backward);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(fastops, CPU, m) { implement_move(m); }
+TORCH_LIBRARY_IMPL(fastops, Meta, m) { implement_move(m); }
+#ifdef FASTOPS_WITH_CUDA
+TORCH_LIBRARY_IMPL(fastops, CUDA, m) { implement_move(m); }
+#endif
+
+TORCH_LIBRARY_IMPL(fastops, Autograd, m) {
+  m.impl("segment_broadcast", broadcast_autograd<false>);
+  m.impl("_segment_mean_backward", broadcast_autograd<true>);
+  m.impl("_segment_select_backward", select_backward_autograd);
+  m.impl("_segment_extremum_backward", extremum_backward_autograd);
+  m.impl("_segment_prod_backward", prod_backward_autograd);
+}
+
+}  // namespace fastops::host

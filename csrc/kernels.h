@@ -1,0 +1,96 @@
+// What the host side calls: one structure for each family of kernels, and its entry points on both devices.
+// Arrays are contiguous and checked; outputs are allocated, and every element of them is written.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gradients.h"
+#include "numeric.h"
+#include "reducers.h"
+#include "segments.h"
+
+#ifdef FASTOPS_WITH_CUDA
+struct CUstream_st;
+#endif
+
+namespace fastops {
+
+struct ReduceCall {
+  Reduction reduction;
+  DType dtype;                 // of data
+  bool wide_out;               // 16-bit data, float out (sum, mean and prod)
+  const void* data;            // [outer, N, inner]
+  void* out;                   // [outer, S, inner]; none: only `extra` is wanted
+  int64_t* extra;              // [outer, S, inner] row numbers or counts, where the reduction has them
+  double fill;                 // for segments without rows, as a floating number
+  int64_t fill_integer;        // and as an integer
+  int64_t fill_extra;
+  SegmentsView segments;
+  int64_t outer, inner;
+};
+
+struct RowMapCall {
+  RowMap map;
+  DType dtype;        // of values, data and out
+  const void* data;   // [outer, N, inner], for maps that read it
+  void* out;          // [outer, N, inner]; rows that belong to no segment get 0
+  RowMapArrays arrays;
+  SegmentsView segments;
+  int64_t outer, inner;
+};
+
+// Groups rows by segment: a stable counting sort of index.
+struct GroupCall {
+  IndexArray index;      // [N] segment of each row; rows out of [0, S) belong to none
+  void* offsets;         // [S + 1] out, as wide as index
+  void* order;           // [N] out, as wide as index; none if index ascends and is in range
+  int64_t num_segments;
+  int64_t num_rows;
+};
+
+namespace cpu {
+
+// Runs body(context, begin, end) over [0, tasks), on several threads; given by the host side, which has the pool.
+struct Pool {
+  int64_t num_threads;
+  void (*run)(int64_t tasks, void (*body)(void* context, int64_t task), void* context);
+
+  template <class Body>
+  void operator()(int64_t tasks, Body&& body) const {
+    run(tasks, [](void* context, int64_t task) { (*static_cast<std::remove_reference_t<Body>*>(context))(task); },
+        const_cast<void*>(static_cast<const void*>(&body)));
+  }
+};
+
+#define FASTOPS_DECLARE_CPU_KERNELS(capability)       \
+  namespace capability {                              \
+  void reduce(const ReduceCall&, const Pool&);        \
+  void map_rows(const RowMapCall&, const Pool&);      \
+  void group(const GroupCall&, const Pool&);          \
+  }
+FASTOPS_DECLARE_CPU_KERNELS(default_)
+FASTOPS_DECLARE_CPU_KERNELS(avx2)
+FASTOPS_DECLARE_CPU_KERNELS(avx512)
+#undef FASTOPS_DECLARE_CPU_KERNELS
+
+}  // namespace cpu
+
+#ifdef FASTOPS_WITH_CUDA
+namespace cuda {
+
+// Kernels are launched on the stream, on the device that is current. Nothing is allocated and nothing waits:
+// the caller provides `workspace` bytes of device memory, which may be anything before and after. A launch that the
+// runtime refuses throws std::runtime_error.
+size_t reduce_workspace(const ReduceCall&);
+void reduce(const ReduceCall&, void* workspace, CUstream_st* stream);
+
+void map_rows(const RowMapCall&, CUstream_st* stream);
+
+size_t group_workspace(const GroupCall&);
+void group(const GroupCall&, void* workspace, CUstream_st* stream);
+
+}  // namespace cuda
+#endif
+
+}  // namespace fastops

@@ -1,0 +1,37 @@
+// Every operator: the table of contents. Names that start with _ are internal; the others are the public operations.
+// A grouping is three tensors: offsets [S + 1]; order (rows by segment) and index (segment of each row), given
+// together when rows do not stand in order.
+#include <torch/library.h>
+
+TORCH_LIBRARY(fastops, m) {
+  const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
+  const auto op = [&](const char* schema) { m.def(schema, tags); };
+
+  // reduce.cpp
+  op("segment_sum(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, ScalarType? dtype=None, Scalar fill_value=0) -> Tensor");
+  op("segment_mean(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, ScalarType? dtype=None, Scalar fill_value=0) -> Tensor");
+  op("segment_prod(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, ScalarType? dtype=None, Scalar fill_value=1) -> Tensor");
+  op("segment_amax(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, Scalar fill_value=0) -> Tensor");
+  op("segment_amin(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, Scalar fill_value=0) -> Tensor");
+  op("segment_max(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, Scalar fill_value=0) -> (Tensor values, Tensor indices)");
+  op("segment_min(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, Scalar fill_value=0) -> (Tensor values, Tensor indices)");
+  op("segment_argmax(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, int fill_value=-1) -> Tensor");
+  op("segment_argmin(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, int fill_value=-1) -> Tensor");
+  op("segment_any(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, bool fill_value=False) -> Tensor");
+  op("segment_all(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, bool fill_value=True) -> Tensor");
+  op("_segment_amax_count(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim, Scalar fill_value) -> (Tensor values, Tensor counts)");
+  op("_segment_amin_count(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim, Scalar fill_value) -> (Tensor values, Tensor counts)");
+  op("_segment_prod_parts(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim) -> (Tensor product, Tensor zeros)");
+
+  // move.cpp
+  op("segment_broadcast(Tensor values, Tensor offsets, Tensor? order, Tensor? index, SymInt num_rows, int dim=0) -> Tensor");
+  op("_segment_mean_backward(Tensor grad, Tensor offsets, Tensor? order, Tensor? index, SymInt num_rows, int dim) -> Tensor");
+  op("_segment_select_backward(Tensor grad, Tensor indices, Tensor offsets, Tensor? order, Tensor? index, SymInt num_rows, int dim) -> Tensor");
+  op("_segment_extremum_backward(Tensor grad, Tensor data, Tensor values, Tensor counts, Tensor offsets, Tensor? order, Tensor? index, int dim) -> Tensor");
+  op("_segment_prod_backward(Tensor grad, Tensor data, Tensor product, Tensor zeros, Tensor offsets, Tensor? order, Tensor? index, int dim) -> Tensor");
+
+  // segments.cpp
+  op("_check_offsets(Tensor offsets) -> Tensor");
+  op("_index_bounds(Tensor index) -> Tensor");
+  op("_group_index(Tensor index, SymInt num_segments, bool sorted) -> (Tensor offsets, Tensor order)");
+}

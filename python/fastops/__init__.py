@@ -1,0 +1,67 @@
+"""Reductions over groups of rows whose lengths differ, on the CPU and on CUDA.
+
+    >>> data = torch.tensor([3., 1., 4., 1., 5., 9., 2.])
+    >>> segments = Segments.from_offsets(torch.tensor([0, 3, 3, 7]))
+    >>> segment_sum(data, segments)
+    tensor([ 8.,  0., 17.])
+"""
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+from typing import Any as _Any
+
+import torch as _torch  # noqa: F401  (first: the binary needs its libraries)
+
+from . import _native
+from ._native import build_info
+from .errors import DeviceMismatchError
+from .move import segment_broadcast
+from .reduce import (
+    segment_all,
+    segment_amax,
+    segment_amin,
+    segment_any,
+    segment_argmax,
+    segment_argmin,
+    segment_max,
+    segment_mean,
+    segment_min,
+    segment_prod,
+    segment_sum,
+)
+from .segments import Segments
+
+__all__ = [
+    "DeviceMismatchError",
+    "Segments",
+    "build_info",
+    "segment_all",
+    "segment_amax",
+    "segment_amin",
+    "segment_any",
+    "segment_argmax",
+    "segment_argmin",
+    "segment_broadcast",
+    "segment_max",
+    "segment_mean",
+    "segment_min",
+    "segment_prod",
+    "segment_sum",
+]
+
+if TYPE_CHECKING:
+    from . import jit, reference, registry, testing
+
+_LAZY = ("jit", "reference", "registry", "testing")
+
+
+def __getattr__(name: str) -> _Any:
+    if name == "__version__":
+        return build_info()["version"]
+    if name in _LAZY:
+        return _import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list:
+    return sorted([*globals(), "__version__", *_LAZY])

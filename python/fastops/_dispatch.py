@@ -1,0 +1,187 @@
+"""The way from a public function to its operator: what is checked in Python, and who answers.
+
+Checks of the grouping and of what it has to do with the data happen here; those of the data (dtype, rank) in C++, in the
+same words. Operators answer on devices that have kernels. The reference answers elsewhere, under `torch.func` transforms,
+which refuse autograd functions that are written in C++, and in forward mode, which those do not implement.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from . import _native
+from .errors import DeviceMismatchError, dtype_name, kind, sentence
+from .segments import _INDEX_DTYPES, Segments, _check_offsets, _from_offsets, _has_data
+
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+ALL_DTYPES = (*FLOATING, *INTEGERS, torch.bool)
+
+_HAS_CUDA = bool(_native.build_info()["cuda"])
+_transforms_active = torch._C._are_functorch_transforms_active
+
+
+def operator(name: str, options: tuple = ("fill_value",), result: Any = None) -> Callable[..., Any]:
+    """`run(data, segments, dim)` or `run(data, segments, dim, *options)` for one operation over rows.
+
+    Small calls cost as much as what is done before the kernel, so what every call passes is few attribute reads, and whatever
+    needs a closer look takes the slow way. `result` is what fill_value must fit, see check_options.
+    """
+    overload = getattr(torch.ops.fastops, name).default
+    function = builtin_of(overload)
+
+    def run(data: Any, segments: Any, dim: Any, *given: Any) -> Any:
+        if (
+            isinstance(data, Tensor)
+            and not torch.compiler.is_dynamo_compiling()  # comparing sizes would tie the graph to them, see _differ
+            and forward_ad._current_level < 0
+            and not _transforms_active()
+        ):
+            parts = None
+            try:
+                if type(segments) is Segments:
+                    if (
+                        data.shape[dim] == segments._num_rows  # None where it is not known
+                        and data.device == segments._device
+                        and (data.is_cpu or (data.is_cuda and _HAS_CUDA))
+                    ):
+                        parts = segments._parts
+                elif type(segments) is Tensor and segments.is_cpu and data.is_cpu and segments.dtype in _INDEX_DTYPES:
+                    if segments.dim() == 1 and segments.size(0) > 0:
+                        bad, num_rows = _check_offsets(segments).tolist()
+                        if bad < 0 and data.shape[dim] == num_rows:
+                            parts = (segments, None, None)
+            except (IndexError, TypeError):
+                pass  # the slow way says what is wrong with dim
+            if parts is not None:
+                if not given:
+                    return function(data, *parts, dim) if dim else function(data, *parts)
+                check_options(name, data, dict(zip(options, given)), result)
+                return function(data, *parts, dim, *given)
+
+        segments, dim = check(name, data, segments, dim)
+        named = dict(zip(options, given))
+        if not has_kernels(name, data):
+            return getattr(reference(), name)(data, segments, dim=dim, **named)
+        if given:
+            check_options(name, data, named, result)
+        return overload(data, *segments._parts, dim, *given)
+
+    return run
+
+
+def builtin_of(overload: Any) -> Any:
+    """The built-in function that an overload calls: a twelfth of a tiny call is saved by not calling it from Python."""
+    return getattr(overload, "_op", overload)
+
+
+def reference() -> Any:
+    from . import reference as module  # it imports this one
+
+    return module
+
+
+def check(op: str, data: Any, segments: Any, dim: Any, argument: str = "data") -> tuple[Segments, int]:
+    """The segments, made of bare offsets if need be, and dim counted from the front."""
+    if not isinstance(data, Tensor):
+        raise TypeError(sentence(op, argument, "be a torch.Tensor", kind(data)))
+    given = "segments"
+    if not isinstance(segments, Segments):
+        given = "offsets"
+        if not isinstance(segments, Tensor):
+            raise TypeError(sentence(op, "segments", "be a Segments or a tensor of offsets", kind(segments)))
+        if segments.device == data.device:
+            segments = _from_offsets(op, segments, segments.is_cpu)
+    if segments.device != data.device:
+        requirement = f"be on the device of {argument} ({data.device})"
+        remedy = "move one of them with .to(device)"
+        raise DeviceMismatchError(sentence(op, given, requirement, segments.device, remedy))
+    dim = check_dim(op, data, dim, argument)
+    expected, why = segments._num_rows, "as the segments do"
+    if argument == "values":
+        expected, why = segments.num_segments, "one for each segment"
+    if expected is not None and _differ(data.shape[dim], expected):
+        requirement = f"have {expected} rows along dim {dim}, {why}"
+        raise ValueError(sentence(op, argument, requirement, data.shape[dim]))
+    return segments, dim
+
+
+def check_dim(op: str, data: Tensor, dim: Any, argument: str = "data") -> int:
+    if isinstance(dim, bool) or not hasattr(dim, "__index__"):
+        raise TypeError(sentence(op, "dim", "be an int", kind(dim)))
+    rank = data.dim()
+    if rank == 0:
+        raise ValueError(sentence(op, argument, "have at least 1 dimension", 0))
+    if not -rank <= dim < rank:
+        raise IndexError(sentence(op, "dim", f"be in [{-rank}, {rank - 1}]", dim))
+    return dim + rank if dim < 0 else dim
+
+
+def _differ(a: Any, b: Any) -> bool:
+    """Whether two sizes differ, as far as that is known: a graph for any number of rows is not to be tied to one."""
+    if torch.compiler.is_compiling():
+        return torch.fx.experimental.symbolic_shapes.statically_known_true(a != b)
+    return a != b
+
+
+def has_kernels(op: str, data: Tensor) -> bool:
+    """Whether operators may answer; raises where they could if only the build were another."""
+    if forward_ad._current_level >= 0 or _transforms_active():
+        return False
+    if data.is_cpu or (data.is_cuda and _HAS_CUDA):
+        return True
+    if data.is_cuda and _has_data(data):
+        reason = _native.build_info()["cuda_reason"]
+        observation = f"{data.device}, and CUDA was left out of this build: {reason}"
+        remedy = f"rebuild it with: {_native.rebuild_command(cuda=True)}"
+        raise RuntimeError(sentence(op, "data", "be on a device that fastops was built for", observation, remedy))
+    return data.is_meta or data.is_cuda
+
+
+def check_dtype(op: str, dtype: torch.dtype, accepted: tuple, argument: str = "data", remedy: str = "") -> None:
+    if dtype not in accepted:
+        names = ", ".join(map(dtype_name, accepted))
+        raise TypeError(sentence(op, argument, f"be one of {names}", dtype_name(dtype), remedy))
+
+
+def check_options(op: str, data: Tensor, options: dict, result: Any = None) -> None:
+    """dtype and fill_value where they are given. `result` says what fill_value must fit: `bool` and `int` want just that,
+    `promoted` the dtype of a sum, None that of data."""
+    dtype, fill_value = options.get("dtype"), options.get("fill_value", 0)
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(sentence(op, "dtype", "be a torch.dtype", kind(dtype)))
+    if result is bool:
+        if not isinstance(fill_value, bool):
+            raise TypeError(sentence(op, "fill_value", "be a bool", kind(fill_value)))
+        return
+    if result is int:
+        if isinstance(fill_value, bool) or not isinstance(fill_value, (int, torch.SymInt)):
+            raise TypeError(sentence(op, "fill_value", "be an int", kind(fill_value)))
+        into = torch.int64
+    else:
+        if not isinstance(fill_value, (int, float, torch.SymInt, torch.SymFloat)):
+            raise TypeError(sentence(op, "fill_value", "be a number", kind(fill_value)))
+        into = dtype or (promoted(data.dtype) if result is promoted else data.dtype)
+    if into in ALL_DTYPES and isinstance(fill_value, (int, float)) and not _fits(fill_value, into):
+        raise ValueError(sentence(op, "fill_value", f"fit in {dtype_name(into)}", fill_value))
+
+
+def promoted(dtype: torch.dtype) -> torch.dtype:
+    """What a sum or product is returned in."""
+    return dtype if dtype.is_floating_point or dtype.is_complex else torch.int64
+
+
+def _fits(value: Any, dtype: torch.dtype) -> bool:
+    if dtype.is_floating_point:
+        return not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max
+    if not math.isfinite(value) or int(value) != value:
+        return False
+    if dtype == torch.bool:
+        return value in (0, 1)
+    limits = torch.iinfo(dtype)
+    return limits.min <= value <= limits.max

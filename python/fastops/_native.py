@@ -1,0 +1,112 @@
+"""Loads the compiled part, or says in one sentence why it cannot be loaded and which command helps."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import torch  # before _C: it brings the libraries that _C is linked with
+
+from . import _build
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def _flavour(version: str, cuda: str | None) -> str:
+    return f"torch {version} ({f'CUDA {cuda}' if cuda else 'without CUDA'})"
+
+
+def rebuild_command(record: dict | None = None, *, cuda: bool = False) -> str:
+    """The command that compiles fastops for the torch of this environment; `cuda` insists on CUDA kernels."""
+    root = _build.source_root() or (record or _record() or {}).get("source")
+    if root is None or not Path(root).is_dir():
+        source = "<the source folder of fastops>"
+    else:
+        source = shlex.quote(str(root))
+    editable = "-e " if _build.source_root() else ""
+    prefix = "FASTOPS_CUDA=1 " if cuda else ""
+    return f"{prefix}{shlex.quote(sys.executable)} -m pip install --force-reinstall --no-deps {editable}{source}"
+
+
+def _record() -> dict | None:
+    try:
+        return json.loads((_PACKAGE / _build.RECORD_NAME).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _mismatch(record: dict) -> str | None:
+    """What differs between the torch that was built for and the one that runs, as a sentence."""
+    abi = bool(torch._C._GLIBCXX_USE_CXX11_ABI)
+    built = (record["torch_built"].split("+")[0], record["torch_cuda"] or None, bool(record["cxx11_abi"]))
+    running = (torch.__version__.split("+")[0], torch.version.cuda, abi)
+    if built == running:
+        return None
+    note = "" if built[2] == running[2] else "; the C++ ABI differs too"
+    return (
+        f"fastops was built for {_flavour(record['torch_built'], record['torch_cuda'])}, but "
+        f"{_flavour(torch.__version__, torch.version.cuda)} is running{note}"
+    )
+
+
+def _load():
+    if os.environ.get("FASTOPS_JIT") == "1":
+        from . import jit
+
+        return jit.load(), True
+    record = _record()
+    library = _PACKAGE / _build.LIBRARY_NAME
+    if not library.is_file():
+        others = sorted(path.name for pattern in ("_C.*.so", "_C.*.pyd") for path in _PACKAGE.glob(pattern))
+        found = f" (there is {', '.join(others)}, for another Python)" if others else ""
+        hint = ", or set FASTOPS_JIT=1 to compile at import" if _build.source_root() else ""
+        raise ImportError(
+            f"fastops: the compiled part {library.name} is missing from {_PACKAGE}{found}; build it with: "
+            f"{rebuild_command(record)}{hint}"
+        )
+    if record is not None and (difference := _mismatch(record)):
+        raise ImportError(f"{difference}; rebuild it with: {rebuild_command(record)}")
+    try:
+        module = importlib.import_module("fastops._C")
+    except ImportError as error:
+        built = _flavour(record["torch_built"], record["torch_cuda"]) if record else "an unknown torch (no record)"
+        raise ImportError(
+            f"fastops: {library} could not be loaded ({error}); it was built for {built}, and "
+            f"{_flavour(torch.__version__, torch.version.cuda)} is running; rebuild it with: {rebuild_command(record)}"
+        ) from None
+    if record is None and (difference := _mismatch(module.build_info())):
+        raise ImportError(f"{difference}; rebuild it with: {rebuild_command()}")
+    return module, False
+
+
+_C, _built_at_import = _load()
+_facts = _C.build_info()
+
+
+def build_info() -> dict:
+    """What this fastops was built for and with, and what it runs with.
+
+    `cuda` says whether the CUDA kernels are in; where they are not, `cuda_reason` says why. `architectures` are the
+    compute capabilities they were compiled for, "+PTX" marking those that newer devices can use too. `cpu_capability`
+    is the instruction set in use; the environment variable FASTOPS_CPU_CAPABILITY (default, avx2, avx512) lowers it.
+    """
+    architectures = _facts["architectures"]
+    return {
+        "version": _facts["version"],
+        "torch_built": _facts["torch_built"],
+        "torch_running": torch.__version__,
+        "python": _facts["python"],
+        "compiler": _facts["compiler"],
+        "cuda": _facts["cuda"],
+        "cuda_reason": _facts["cuda_reason"],
+        "cuda_version": _facts["cuda_version"] or None,
+        "architectures": architectures.split(", ") if architectures else [],
+        "cpu_capability": _C.cpu_capability(),
+        "cpu_capability_note": _C.cpu_capability_note(),
+        "jit": _built_at_import,
+        "library": _C.__file__,
+    }

@@ -1,0 +1,292 @@
+"""Every operation in plain PyTorch: slow, obvious, differentiable any number of times and in forward mode.
+
+It defines what the operations mean and is what tests compare with. It also answers in place of the kernels on devices that have
+none and under `torch.func` transforms. The functions take what the public ones take and check it in the same words.
+
+Segments are reduced by halving: rows `2k` and `2k + 1` of each segment become one, until one is left. The loop has
+`log2(longest)` steps, not one for each segment. It never adds to one place from several rows, so it is deterministic on
+every device, in the backward too, and its sums have the accuracy of pairwise summation.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Union
+
+import torch
+from torch import Tensor
+
+from ._dispatch import ALL_DTYPES, FLOATING, check, check_dtype, check_options, promoted
+from .segments import Segments
+
+Grouping = Union[Segments, Tensor]
+
+
+def segment_sum(
+    data: Tensor,
+    segments: Grouping,
+    *,
+    dim: int = 0,
+    dtype: Optional[torch.dtype] = None,
+    fill_value: float = 0,
+) -> Tensor:
+    call = _Call("segment_sum", data, segments, dim)
+    result = _result_dtype(call.op, data, dtype)
+    check_options(call.op, data, {"dtype": dtype, "fill_value": fill_value}, promoted)
+    rows = call.rows.to(result)
+    if result == torch.bool:
+        total = call.sum((rows != 0).long()) != 0
+    else:
+        total = call.sum(_widened(rows))
+    return call.finish(total, result, fill_value)
+
+
+def segment_mean(
+    data: Tensor,
+    segments: Grouping,
+    *,
+    dim: int = 0,
+    dtype: Optional[torch.dtype] = None,
+    fill_value: float = 0,
+) -> Tensor:
+    call = _Call("segment_mean", data, segments, dim, FLOATING if dtype is None else ALL_DTYPES)
+    check_options(call.op, data, {"dtype": dtype, "fill_value": fill_value})
+    result = dtype or data.dtype
+    check_dtype(call.op, result, FLOATING, "dtype")
+    rows = _widened(call.rows.to(result))
+    lengths = call.per_segment(call.lengths).clamp(min=1).to(rows.dtype)
+    plain = call.sum(rows) / lengths
+    # A sum that overflows, though the mean does not: rows are scaled by a power of two, which is exact, before they are added.
+    scale = torch.exp2(-torch.ceil(torch.log2(lengths)))
+    scaled = call.sum(rows * call.to_rows(scale)) / (lengths * scale)
+    return call.finish(torch.where(plain.isfinite(), plain, scaled), result, fill_value)
+
+
+def segment_prod(
+    data: Tensor,
+    segments: Grouping,
+    *,
+    dim: int = 0,
+    dtype: Optional[torch.dtype] = None,
+    fill_value: float = 1,
+) -> Tensor:
+    call = _Call("segment_prod", data, segments, dim)
+    result = _result_dtype(call.op, data, dtype)
+    check_options(call.op, data, {"dtype": dtype, "fill_value": fill_value}, promoted)
+    rows = call.rows.to(result)
+    if result == torch.bool:
+        return call.finish(call.sum((rows == 0).long()) == 0, result, fill_value)
+    rows = _widened(rows)
+    if not result.is_floating_point:
+        return call.finish(call.halve((rows,), (1,), lambda a, b: (a[0] * b[0],))[0], result, fill_value)
+    product = call.halve((rows,), (1,), lambda a, b: (_Times.apply(a[0], b[0]),))[0]
+    # Where an overflow met a zero the product is 0 by now; an infinity or a NaN that stands in the data makes it NaN.
+    zeros = call.sum((rows == 0).long())
+    wild = call.sum((~rows.isfinite()).long())
+    poison = torch.where((zeros > 0) & (wild > 0), torch.nan, 1.0).to(rows.dtype)
+    return call.finish(product * poison, result, fill_value)
+
+
+def segment_amax(data: Tensor, segments: Grouping, *, dim: int = 0, fill_value: float = 0) -> Tensor:
+    return _extremum("segment_amax", torch.gt, data, segments, dim, fill_value)
+
+
+def segment_amin(data: Tensor, segments: Grouping, *, dim: int = 0, fill_value: float = 0) -> Tensor:
+    return _extremum("segment_amin", torch.lt, data, segments, dim, fill_value)
+
+
+def segment_max(data: Tensor, segments: Grouping, *, dim: int = 0, fill_value: float = 0) -> Any:
+    values, indices = _extremum_and_row("segment_max", torch.gt, data, segments, dim, fill_value)
+    return torch.return_types.max((values, indices))
+
+
+def segment_min(data: Tensor, segments: Grouping, *, dim: int = 0, fill_value: float = 0) -> Any:
+    values, indices = _extremum_and_row("segment_min", torch.lt, data, segments, dim, fill_value)
+    return torch.return_types.min((values, indices))
+
+
+def segment_argmax(data: Tensor, segments: Grouping, *, dim: int = 0, fill_value: int = -1) -> Tensor:
+    return _extremal_row("segment_argmax", torch.gt, data, segments, dim, fill_value)
+
+
+def segment_argmin(data: Tensor, segments: Grouping, *, dim: int = 0, fill_value: int = -1) -> Tensor:
+    return _extremal_row("segment_argmin", torch.lt, data, segments, dim, fill_value)
+
+
+def segment_any(data: Tensor, segments: Grouping, *, dim: int = 0, fill_value: bool = False) -> Tensor:
+    call = _Call("segment_any", data, segments, dim)
+    check_options(call.op, data, {"fill_value": fill_value}, bool)
+    result = torch.uint8 if data.dtype == torch.uint8 else torch.bool
+    return call.finish(call.sum((call.rows != 0).long()) > 0, result, fill_value)
+
+
+def segment_all(data: Tensor, segments: Grouping, *, dim: int = 0, fill_value: bool = True) -> Tensor:
+    call = _Call("segment_all", data, segments, dim)
+    check_options(call.op, data, {"fill_value": fill_value}, bool)
+    result = torch.uint8 if data.dtype == torch.uint8 else torch.bool
+    return call.finish(call.sum((call.rows == 0).long()) == 0, result, fill_value)
+
+
+def segment_broadcast(
+    values: Tensor, segments: Grouping, *, dim: int = 0, num_rows: Optional[int] = None
+) -> Tensor:
+    op = "segment_broadcast"
+    segments, dim = check(op, values, segments, dim, "values")
+    check_dtype(op, values.dtype, ALL_DTYPES, "values")
+    values = values.movedim(dim, 0)
+    nothing = values.new_zeros((1, *values.shape[1:]))
+    index = segments.index
+    source = torch.where(index < 0, values.size(0), index)
+    return torch.cat((values, nothing)).index_select(0, source).movedim(0, dim).contiguous()
+
+
+class _Call:
+    """The rows of a call in the order of their segments, and the way back."""
+
+    def __init__(
+        self, op: str, data: Tensor, segments: Grouping, dim: int, accepted: tuple = ALL_DTYPES
+    ) -> None:
+        segments, self.dim = check(op, data, segments, dim)
+        remedy = "pass dtype=torch.float32" if data.dtype in ALL_DTYPES else ""
+        check_dtype(op, data.dtype, accepted, remedy=remedy)
+        self.op = op
+        self.data = data.movedim(self.dim, 0)
+        self.offsets = segments.offsets.long()
+        self.lengths = self.offsets.diff()
+        order = segments.order
+        # The number that each of the ordered rows has in data.
+        self.numbers = torch.arange(self.data.size(0), device=data.device) if order is None else order.long()
+        self.rows = self.data if order is None else self.data.index_select(0, order)
+
+    def per_segment(self, values: Tensor) -> Tensor:
+        """One number per segment (or row), with the trailing dimensions of the rows."""
+        return values.reshape(-1, *[1] * (self.data.dim() - 1))
+
+    def to_rows(self, values: Tensor) -> Tensor:
+        """Each of the ordered rows gets what belongs to its segment."""
+        owner = torch.arange(self.lengths.size(0), device=values.device).repeat_interleave(self.lengths)
+        return values.index_select(0, owner)
+
+    def halve(self, rows: tuple, identities: tuple, combine: Callable) -> tuple:
+        """Reduces each segment to one row by combining neighbours. A segment without rows becomes the identity."""
+        starts, lengths = self.offsets[:-1], self.lengths
+        while True:
+            num_rows = rows[0].size(0)
+            padded = [torch.cat((part, _one_row(part, identity))) for part, identity in zip(rows, identities)]
+            if lengths.numel() == 0 or int(lengths.max()) <= 1:
+                place = torch.where(lengths > 0, starts, num_rows)
+                return tuple(part.index_select(0, place) for part in padded)
+            halves = (lengths + 1) // 2
+            new_starts = halves.cumsum(0) - halves
+            owner = torch.arange(halves.size(0), device=halves.device).repeat_interleave(halves)
+            pair = torch.arange(owner.size(0), device=halves.device) - new_starts[owner]
+            first = starts[owner] + 2 * pair
+            second = torch.where(2 * pair + 1 < lengths[owner], first + 1, num_rows)  # num_rows: the identity
+            rows = combine(
+                tuple(part.index_select(0, first) for part in padded),
+                tuple(part.index_select(0, second) for part in padded),
+            )
+            starts, lengths = new_starts, halves
+
+    def sum(self, rows: Tensor) -> Tensor:
+        return self.halve((rows,), (0,), lambda a, b: (a[0] + b[0],))[0]
+
+    def finish(self, values: Tensor, dtype: torch.dtype, fill_value: Any) -> Tensor:
+        """Rounds once, fills segments without rows, and puts the dimension back."""
+        fill = torch.full((), fill_value, dtype=dtype, device=values.device)
+        empty = self.per_segment(self.lengths == 0)
+        return torch.where(empty, fill, values.to(dtype)).movedim(0, self.dim).contiguous()
+
+    def best_row(self, better: Callable) -> Tensor:
+        """The row number of each segment's extremum, -1 for segments without rows."""
+
+        def combine(a: tuple, b: tuple) -> tuple:
+            take = (b[1] >= 0) & (better(b[0], a[0]) | ((b[0] != b[0]) & (a[0] == a[0])))
+            return torch.where(take, b[0], a[0]), torch.where(take, b[1], a[1])
+
+        rows = self.rows.detach()
+        numbers = self.per_segment(self.numbers).expand_as(rows)
+        return self.halve((rows, numbers), (0, -1), combine)[1]
+
+    def take(self, row: Tensor) -> Tensor:
+        """The elements of data at row numbers; whatever for -1."""
+        padded = torch.cat((self.data, _one_row(self.data, 0)))
+        return padded.gather(0, torch.where(row < 0, self.data.size(0), row))
+
+
+class _Times(torch.autograd.Function):
+    """a * b, where 0 times infinity is 0: the infinity is a product that overflowed."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return torch.where((a == 0) | (b == 0), 0, a * b)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple:
+        a, b = ctx.saved_tensors
+        return _Times.apply(gradient, b), _Times.apply(gradient, a)
+
+    @staticmethod
+    def jvp(ctx: Any, a_tangent: Tensor, b_tangent: Tensor) -> Tensor:
+        a, b = ctx.saved_tensors
+        return _Times.apply(a_tangent, b) + _Times.apply(a, b_tangent)
+
+
+def _one_row(rows: Tensor, value: float) -> Tensor:
+    return rows.new_full((1, *rows.shape[1:]), value)
+
+
+def _widened(rows: Tensor) -> Tensor:
+    """What rows are accumulated in."""
+    if rows.dtype in (torch.float16, torch.bfloat16):
+        return rows.float()
+    return rows if rows.is_floating_point() else rows.long()
+
+
+def _result_dtype(op: str, data: Tensor, dtype: Optional[torch.dtype]) -> torch.dtype:
+    if dtype is None:
+        return promoted(data.dtype)
+    if isinstance(dtype, torch.dtype):
+        check_dtype(op, dtype, ALL_DTYPES, "dtype")
+    return dtype
+
+
+def _extremum(
+    op: str, better: Callable, data: Tensor, segments: Grouping, dim: int, fill_value: float
+) -> Tensor:
+    call = _Call(op, data, segments, dim)
+    check_options(op, data, {"fill_value": fill_value})
+    best = call.take(call.best_row(better)).detach()
+    if not data.is_floating_point():
+        return call.finish(best, data.dtype, fill_value)
+    best, rows = _widened(best), _widened(call.rows)
+    best_of_row = call.to_rows(best)
+    ties = (rows == best_of_row) | ((rows != rows) & (best_of_row != best_of_row))
+    num_ties = call.to_rows(call.sum(ties.long()))
+    # Nothing is added to a finite best, and an infinite one (or NaN) to itself: the sum is there for its derivative.
+    change = torch.where(rows.isfinite(), rows - rows.detach(), rows)
+    share = torch.where(ties, change, 0) / num_ties.clamp(min=1)
+    return call.finish(best + call.sum(share), data.dtype, fill_value)
+
+
+def _extremum_and_row(
+    op: str, better: Callable, data: Tensor, segments: Grouping, dim: int, fill_value: float
+) -> tuple[Tensor, Tensor]:
+    call = _Call(op, data, segments, dim)
+    check_options(op, data, {"fill_value": fill_value})
+    row = call.best_row(better)
+    return call.finish(call.take(row), data.dtype, fill_value), call.finish(row, torch.int64, -1)
+
+
+def _extremal_row(
+    op: str, better: Callable, data: Tensor, segments: Grouping, dim: int, fill_value: int
+) -> Tensor:
+    call = _Call(op, data, segments, dim)
+    check_options(op, data, {"fill_value": fill_value}, int)
+    return call.finish(call.best_row(better), torch.int64, fill_value)

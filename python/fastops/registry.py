@@ -1,0 +1,289 @@
+"""One row per operation. Tests, benchmarks, the README's table and `python -m fastops` iterate it.
+
+    >>> find("segment_sum").description
+    'the sum of each segment'
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Union
+
+import torch
+from torch import Tensor
+
+from . import move, reduce, reference
+from ._dispatch import ALL_DTYPES, FLOATING, promoted
+from .errors import DeviceMismatchError, dtype_name
+from .segments import Segments
+
+if TYPE_CHECKING:
+    from .testing import ErrorSample, Sample
+
+__all__ = ["OPS", "Op", "find", "markdown_table"]
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operation and what is worth knowing about it.
+
+    name: of the function and of the operator in `torch.ops.fastops`.
+    fn, reference: the public function and its meaning in plain PyTorch; they take the same arguments.
+    description: completes "it computes ...".
+    result: the shape of the result, and what it consists of.
+    empty: what a segment without rows gets.
+    dtypes: of the data; anything else raises.
+    result_dtypes: those of the results, given that of the data.
+    differentiable: whether gradients of first and second order flow to the data.
+    peer: the plain PyTorch way, `peer(data, index, S)` with index the segment of each row (rows in order, dim 0).
+    takes_values: the first argument has one entry per segment, not per row.
+    data_kind: what `testing.make_data` fills samples with.
+    exact: results for dyadic data are exact, whatever the order of accumulation.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    reference: Callable[..., Any]
+    description: str
+    result: str
+    empty: str
+    dtypes: tuple[torch.dtype, ...]
+    result_dtypes: Callable[[torch.dtype], tuple[torch.dtype, ...]]
+    differentiable: bool
+    peer: Callable[[Tensor, Tensor, int], Any]
+    takes_values: bool = False
+    data_kind: str = "dyadic"
+    exact: bool = True
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def overload(self) -> Any:
+        """The operator behind it, `torch.ops.fastops.<name>.default`."""
+        return getattr(torch.ops.fastops, self.name).default
+
+    def samples(self, device: Any, dtype: torch.dtype, requires_grad: bool = False) -> Iterator[Sample]:
+        from . import testing
+
+        return testing.sample_inputs(self, device, dtype, requires_grad)
+
+    def errors(self, device: Any) -> Iterator[ErrorSample]:
+        """Calls that must fail, with the words that they fail with."""
+        return _errors(self, device)
+
+    def bytes_moved(self, data: Tensor, segments: Segments) -> int:
+        """The least that has to cross the memory bus: every input read once, every output written once."""
+        rows_out = segments.num_rows if self.takes_values else segments.num_segments
+        row = data[0].numel() if data.size(0) else 0
+        total = data.numel() * data.element_size()
+        total += sum(rows_out * row * dtype.itemsize for dtype in self.result_dtypes(data.dtype))
+        return total + sum(part.numel() * part.element_size() for part in segments._parts if part is not None)
+
+
+def _expanded(index: Tensor, data: Tensor) -> Tensor:
+    return index.reshape(-1, *[1] * (data.dim() - 1)).expand_as(data)
+
+
+def _zeros(data: Tensor, num_segments: int, **options: Any) -> Tensor:
+    return data.new_zeros((num_segments, *data.shape[1:]), **options)
+
+
+def _sum_peer(data: Tensor, index: Tensor, num_segments: int) -> Tensor:
+    return _zeros(data, num_segments).index_add(0, index, data)
+
+
+def _mean_peer(data: Tensor, index: Tensor, num_segments: int) -> Tensor:
+    lengths = torch.bincount(index, minlength=num_segments).clamp(min=1)
+    return _sum_peer(data, index, num_segments) / lengths.reshape(-1, *[1] * (data.dim() - 1))
+
+
+def _scatter_peer(reduction: str) -> Callable[[Tensor, Tensor, int], Tensor]:
+    def peer(data: Tensor, index: Tensor, num_segments: int) -> Tensor:
+        out = _zeros(data, num_segments)
+        if reduction == "prod":
+            out = out + 1
+        return out.scatter_reduce(0, _expanded(index, data), data, reduction, include_self=False)
+
+    return peer
+
+
+def _row_peer(reduction: str, with_values: bool) -> Callable[[Tensor, Tensor, int], Any]:
+    def peer(data: Tensor, index: Tensor, num_segments: int) -> Any:
+        values = _scatter_peer(reduction)(data, index, num_segments)
+        rows = torch.arange(data.size(0), device=data.device).reshape(-1, *[1] * (data.dim() - 1))
+        rows = torch.where(data == values[index], rows, data.size(0))
+        none = values.new_full(values.shape, -1, dtype=torch.int64)
+        found = none.scatter_reduce(0, _expanded(index, data), rows, "amin", include_self=False)
+        return (values, found) if with_values else found
+
+    return peer
+
+
+def _truth_peer(every: bool) -> Callable[[Tensor, Tensor, int], Tensor]:
+    def peer(data: Tensor, index: Tensor, num_segments: int) -> Tensor:
+        hits = (data == 0) if every else (data != 0)
+        count = _zeros(data, num_segments, dtype=torch.int32).index_add(0, index, hits.int())
+        return count == 0 if every else count > 0
+
+    return peer
+
+
+def _broadcast_peer(values: Tensor, index: Tensor, num_segments: int) -> Tensor:
+    return values.index_select(0, index)
+
+
+def _same(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    return (dtype,)
+
+
+def _reduction(name: str, description: str, empty: str, peer: Callable, **options: Any) -> Op:
+    defaults = {"result": "`[S, *]`", "dtypes": ALL_DTYPES, "result_dtypes": _same, "differentiable": True}
+    options = {**defaults, **options}
+    function = getattr(reduce, name)
+    return Op(name, function, getattr(reference, name), description, empty=empty, peer=peer, **options)
+
+
+_TOTAL = {"result_dtypes": lambda dtype: (promoted(dtype),)}
+_WITH_ROWS = {"result": "(values, row numbers) `[S, *]`", "result_dtypes": lambda dtype: (dtype, torch.int64)}
+_ROWS = {"result": "row numbers `[S, *]`", "result_dtypes": lambda dtype: (torch.int64,), "differentiable": False}
+_TRUTH = {
+    "result": "bool `[S, *]`",
+    "result_dtypes": lambda dtype: (torch.uint8 if dtype == torch.uint8 else torch.bool,),
+    "differentiable": False,
+}
+
+OPS: list[Op] = [
+    _reduction("segment_sum", "the sum of each segment", "0", _sum_peer, **_TOTAL),
+    _reduction("segment_mean", "the mean of each segment", "0", _mean_peer, dtypes=FLOATING, exact=False),
+    _reduction("segment_prod", "the product of each segment", "1", _scatter_peer("prod"), data_kind="factors", exact=False, **_TOTAL),
+    _reduction("segment_amax", "the maximum, ties share the gradient", "0", _scatter_peer("amax")),
+    _reduction("segment_amin", "the minimum, ties share the gradient", "0", _scatter_peer("amin")),
+    _reduction("segment_max", "the maximum and its first row", "0, -1", _row_peer("amax", True), **_WITH_ROWS),
+    _reduction("segment_min", "the minimum and its first row", "0, -1", _row_peer("amin", True), **_WITH_ROWS),
+    _reduction("segment_argmax", "the first row with the maximum", "-1", _row_peer("amax", False), **_ROWS),
+    _reduction("segment_argmin", "the first row with the minimum", "-1", _row_peer("amin", False), **_ROWS),
+    _reduction("segment_any", "whether a row is not zero", "False", _truth_peer(False), **_TRUTH),
+    _reduction("segment_all", "whether no row is zero", "True", _truth_peer(True), **_TRUTH),
+    Op(
+        "segment_broadcast",
+        move.segment_broadcast,
+        reference.segment_broadcast,
+        "each row gets its segment's value",
+        result="`[N, *]`",
+        empty="",
+        dtypes=ALL_DTYPES,
+        result_dtypes=_same,
+        differentiable=True,
+        peer=_broadcast_peer,
+        takes_values=True,
+    ),
+]
+
+_BY_NAME = {op.name: op for op in OPS}
+
+
+def find(op: Union[str, Op]) -> Op:
+    return _BY_NAME[op] if isinstance(op, str) else op
+
+
+def markdown_table() -> str:
+    """The table of operations as it stands in the README."""
+    lines = [
+        "| operation | computes | result | empty segment | data | gradients |",
+        "|---|---|---|---|---|---|",
+    ]
+    for op in OPS:
+        dtypes = "all" if op.dtypes == ALL_DTYPES else "floating" if op.dtypes == FLOATING else ", ".join(
+            map(dtype_name, op.dtypes)
+        )
+        gradients = "1st, 2nd" if op.differentiable else ""
+        lines.append(f"| `{op.name}` | {op.description} | {op.result} | {op.empty} | {dtypes} | {gradients} |")
+    return "\n".join(lines)
+
+
+def _errors(op: Op, device: Any) -> Iterator[ErrorSample]:
+    from .testing import CANONICAL_DATA, CANONICAL_OFFSETS, ErrorSample
+
+    offsets = torch.tensor(CANONICAL_OFFSETS, device=device)
+    segments = Segments.from_offsets(offsets)
+    first = "values" if op.takes_values else "data"
+    numbers = (8, 0, 17) if op.takes_values else CANONICAL_DATA
+    data = torch.tensor(numbers, dtype=torch.float32, device=device)
+    size, why = (3, "one for each segment") if op.takes_values else (7, "as the segments do")
+    name, cpu = op.name, data.is_cpu
+
+    def error(id: str, exception: type, words: str, *args: Any, **kwargs: Any) -> ErrorSample:
+        return ErrorSample(id, lambda: op.fn(*args, **kwargs), exception, f"^{name}: {words}")
+
+    yield error("data_is_a_list", TypeError, f"{first} must be a torch.Tensor, but got list", list(numbers), segments)
+    yield error(
+        "segments_is_a_list",
+        TypeError,
+        "segments must be a Segments or a tensor of offsets, but got list",
+        data,
+        list(CANONICAL_OFFSETS),
+    )
+    yield error("data_without_dimensions", ValueError, f"{first} must have at least 1 dimension, but got 0", data[0], segments)
+    yield error("dim_too_large", IndexError, r"dim must be in \[-2, 1\], but got 5", data[:, None], segments, dim=5)
+    yield error("dim_too_small", IndexError, r"dim must be in \[-1, 0\], but got -2", data, segments, dim=-2)
+    yield error("dim_is_a_string", TypeError, "dim must be an int, but got str", data, segments, dim="0")
+    yield error("dim_is_a_float", TypeError, "dim must be an int, but got float", data, segments, dim=0.0)
+    words = f"{first} must have {size} rows along dim 0, {why}, but got {size + 1}"
+    yield error("one_row_too_many", ValueError, words, torch.cat((data, data[:1])), segments)
+    words = f"{first} must have {size} rows along dim 1, {why}, but got {size - 1}"
+    yield error("one_row_too_few", ValueError, words, data[None, :-1], segments, dim=-1)
+    yield error(
+        "complex_data",
+        TypeError,
+        f"{first} must be one of {', '.join(map(dtype_name, op.dtypes))}, but got complex64",
+        data.to(torch.complex64),
+        segments,
+    )
+    for dtype in (torch.float32, torch.bool, torch.uint8, torch.int16):
+        words = f"offsets must be int32 or int64, but got {dtype_name(dtype)}"
+        yield error(f"offsets_of_{dtype_name(dtype)}", TypeError, words, data, offsets.to(dtype))
+    yield error("offsets_of_two_dimensions", ValueError, "offsets must have 1 dimension, but got 2", data, offsets[None])
+    yield error("offsets_of_five_dimensions", ValueError, "offsets must have 1 dimension, but got 5",
+                data, offsets.new_empty((5, 0, 0, 9, 2)))
+    yield error("offsets_without_entries", ValueError, "offsets must have at least 1 entry, but got 0", data, offsets[:0])
+    if cpu:  # elsewhere bare offsets are not looked at
+        words = "offsets must ascend from 0, but got 2 after 5 at position 2"
+        yield error("offsets_descend", ValueError, words, data, offsets.new_tensor([0, 5, 2, 7]))
+        words = "offsets must ascend from 0, but got 2 at position 0"
+        yield error("offsets_start_late", ValueError, words, data, offsets.new_tensor([2, 3, 3, 7]))
+    elsewhere = "meta" if cpu else "cpu"
+    words = rf"segments must be on the device of {first} \({data.device}\), but got {elsewhere}; move one of them with .to\(device\)"
+    yield error("segments_elsewhere", DeviceMismatchError, words, data, Segments.from_offsets(offsets.to(elsewhere)))
+    words = rf"offsets must be on the device of {first} \({data.device}\), but got {elsewhere}; move one of them with .to\(device\)"
+    yield error("offsets_elsewhere", DeviceMismatchError, words, data, offsets.to(elsewhere))
+    if op.takes_values:
+        yield error("num_rows_differ", ValueError, "num_rows must be 7, as the segments say, but got 8", data, segments, num_rows=8)
+        yield error("num_rows_is_a_float", TypeError, "num_rows must be an integer, but got float", data, segments, num_rows=7.0)
+        return
+    if op.name in ("segment_any", "segment_all"):
+        yield error("fill_value_is_an_int", TypeError, "fill_value must be a bool, but got int", data, segments, fill_value=1)
+    elif op.name in ("segment_argmax", "segment_argmin"):
+        for wrong in (1.0, True, "1"):
+            kind = type(wrong).__name__
+            words = f"fill_value must be an int, but got {kind}"
+            yield error(f"fill_value_is_a_{kind}", TypeError, words, data, segments, fill_value=wrong)
+    else:
+        yield error("fill_value_is_a_string", TypeError, "fill_value must be a number, but got str", data, segments, fill_value="0")
+        yield error("fill_value_is_a_tensor", TypeError, "fill_value must be a number, but got torch.Tensor",
+                    data, segments, fill_value=data[0])
+        yield error("fill_value_too_large", ValueError, r"fill_value must fit in float32, but got 1e\+60", data, segments, fill_value=1e60)
+        if torch.int64 in op.dtypes:
+            yield error("fill_value_is_no_integer", ValueError, "fill_value must fit in int64, but got 0.5",
+                        data.long(), segments, fill_value=0.5)
+            yield error("fill_value_is_nan", ValueError, "fill_value must fit in int64, but got nan",
+                        data.long(), segments, fill_value=float("nan"))
+    if op.name in ("segment_sum", "segment_mean", "segment_prod"):
+        yield error("dtype_is_a_string", TypeError, "dtype must be a torch.dtype, but got str", data, segments, dtype="float32")
+        yield error("dtype_is_complex", TypeError, f"dtype must be one of {', '.join(map(dtype_name, op.dtypes))}, but got complex64",
+                    data, segments, dtype=torch.complex64)
+    if op.name == "segment_mean":
+        words = "data must be one of float16, bfloat16, float32, float64, but got int64; pass dtype=torch.float32"
+        yield error("integer_data", TypeError, words, data.long(), segments)
+        words = "dtype must be one of float16, bfloat16, float32, float64, but got int64"
+        yield error("dtype_is_integer", TypeError, words, data, segments, dtype=torch.int64)

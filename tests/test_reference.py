@@ -1,0 +1,92 @@
+"""The reference itself, against torch's own operations on one segment at a time."""
+
+import pytest
+import torch
+
+from fastops import reference, testing
+from fastops.registry import FLOATING, OPS
+
+FILLS = {"sum": 0, "mean": 0, "prod": 1, "amax": 0, "amin": 0, "max": 0, "min": 0, "argmax": -1, "argmin": -1, "any": False, "all": True}
+
+
+def one_at_a_time(name, data, segments):
+    """The reduction by a loop over segments with the torch namesake."""
+    function = getattr(torch, name)
+    index = segments.index
+    results, rows = [], []
+    for number in range(segments.num_segments):
+        members = (index == number).nonzero()[:, 0]
+        if len(members) == 0:
+            shape = data.shape[1:]
+            dtype = function(data[:1], 0)
+            dtype = (dtype[0] if isinstance(dtype, tuple) else dtype).dtype
+            results.append(torch.full(shape, FILLS[name], dtype=dtype))
+            rows.append(torch.full(shape, -1))
+            continue
+        part = data[members]
+        if name in ("max", "min", "argmax", "argmin"):
+            # torch promises the first of ties for none of these: the first row that equals the extremum is looked up.
+            best = part.amax(0) if "max" in name else part.amin(0)
+            equal = (part == best) | ((part != part) & (best != best))
+            first = members[equal.int().cumsum(0).eq(0).sum(0)]
+            results.append(first if "arg" in name else best)
+            rows.append(first)
+        else:
+            results.append(function(part, 0))
+    if name in ("max", "min"):
+        return torch.stack(results), torch.stack(rows)
+    return torch.stack(results)
+
+
+@pytest.mark.parametrize("kind", ("dyadic", "special", "factors"))
+@pytest.mark.parametrize("grouping", ("offsets", "unsorted32", "ignored"))
+@pytest.mark.parametrize("op", [op for op in OPS if not op.takes_values], ids=lambda op: op.name)
+def test_against_torch(op, grouping, kind):
+    segments = testing.make_segments((3, 0, 5, 1, 2, 0, 17), grouping)
+    for dtype in (torch.float64, torch.int32):
+        if dtype not in op.dtypes:
+            continue
+        data = testing.make_data((segments.num_rows, 4), dtype, kind=kind)
+        expected = one_at_a_time(op.name.removeprefix("segment_"), data, segments)
+        results = op.reference(data, segments)
+        for one, other in zip(*[r if isinstance(r, tuple) else (r,) for r in (results, expected)]):
+            assert one.dtype == other.dtype
+            torch.testing.assert_close(one, other, rtol=1e-14, atol=1e-14, equal_nan=True)
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op.differentiable], ids=lambda op: op.name)
+def test_derivatives(op):
+    for sample in testing.small_inputs(op, "cpu"):
+        data, segments = sample.args
+
+        def f(x):
+            result = op.reference(x, segments, **sample.kwargs)
+            return result[0] if isinstance(result, tuple) else result
+
+        torch.autograd.gradcheck(f, (data,), check_forward_ad=True, check_batched_grad=True)
+        torch.autograd.gradgradcheck(f, (data,))
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_half_goes_through_float32(dtype):
+    ones = torch.ones(4096, dtype=dtype)
+    offsets = torch.tensor([0, 4096])
+    assert reference.segment_sum(ones, offsets).item() == 4096
+    assert reference.segment_mean(ones * 100, offsets).item() == 100
+
+
+def test_products_keep_zero_from_overflow():
+    data = torch.tensor([1e30, 1e30, 0.0, 0.0, 1e30, 1e30, 1e30, 1e30], requires_grad=True)
+    offsets = torch.tensor([0, 3, 6, 8])
+    result = reference.segment_prod(data, offsets)
+    assert result.tolist() == [0, 0, float("inf")]
+    (gradient,) = torch.autograd.grad(result[:2].sum(), data)
+    assert gradient[[0, 1, 4, 5]].tolist() == [0, 0, 0, 0]
+    assert reference.segment_prod(torch.tensor([0.0, float("inf")]), torch.tensor([0, 2])).isnan().all()
+
+
+def test_pairwise_sums_are_accurate():
+    data = torch.rand(1_000_000, generator=testing.make_generator(1))
+    total = reference.segment_sum(data, torch.tensor([0, 1_000_000]))
+    exact = data.double().sum()
+    assert abs(total.double().item() - exact.item()) / exact.item() < 2**-23
