@@ -130,7 +130,7 @@ class Reduce final : public Visitor {
 
   void run(const Pool& pool) {
     const int64_t tasks = num_tasks(cut_, segments_, pool);
-    staged_.resize(tasks);
+    if (!in_place_ || call_.inner < kWidth) staged_.resize(tasks);
     walk(cut_, segments_, pool, tasks, *this);
   }
 

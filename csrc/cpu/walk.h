@@ -56,7 +56,7 @@ static inline void walk(const Cutting& cut, const SegmentsView& segments, const 
   const int64_t tiles = ceil_div(cut.inner, cut.tile_columns), chunk = cut.chunk_rows;
   const int64_t keys = segments.num_positions + segments.num_segments, work = cut.outer * tiles * keys;
   if (work == 0 || segments.num_segments == 0) return;
-  std::vector<std::vector<Several>> of_task(tasks);
+  std::vector<std::vector<Several>> of_task(segments.num_positions > chunk ? tasks : 0);  // none can be longer
 
   // The chunks of a tile with keys in [key, last_key).
   const auto walk_tile = [&](const Tile& tile, int64_t key, int64_t last_key, int64_t task) {

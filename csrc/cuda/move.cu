@@ -19,7 +19,7 @@ namespace fastops::cuda {
 namespace {
 
 struct MovePolicy {
-  static constexpr int kThreads = 256;
+  static constexpr int kThreads = 128;  // and one block at least, or the compiler spills registers to fit more of them
   static constexpr int kNarrowThreads = 128;
   static constexpr int kSearchLanes = 8;
   // Rows in order of fewer bytes than a sector of memory go through shared memory.
@@ -89,7 +89,7 @@ struct Maps {
 //     range 0       rows of one segment after the other
 //     range 1       the next group
 template <class M, class T, int kVec>
-__global__ void __launch_bounds__(MovePolicy::kThreads) map_wide_kernel(const __grid_constant__ MoveArgs args) {
+__global__ void __launch_bounds__(MovePolicy::kThreads, 1) map_wide_kernel(const __grid_constant__ MoveArgs args) {
   constexpr int kRows = MovePolicy::kRowsAtOnce;
   const SegmentsView& segments = args.stack.one;
   const int64_t inner = args.call.inner;
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(MovePolicy::kThreads) map_wide_kernel(const __
 
 // Rows out of order, of any width. A group of lanes writes kRowsAtOnce consecutive rows, each lane kVec columns.
 template <class M, class T, int kVec>
-__global__ void __launch_bounds__(MovePolicy::kThreads) map_ordered_kernel(const __grid_constant__ MoveArgs args) {
+__global__ void __launch_bounds__(MovePolicy::kThreads, 1) map_ordered_kernel(const __grid_constant__ MoveArgs args) {
   constexpr int kRows = MovePolicy::kRowsAtOnce;
   const SegmentsView& segments = args.stack.one;
   const int64_t inner = args.call.inner, num_rows = args.stack.outer * segments.num_rows;
@@ -180,7 +180,7 @@ template <class T>
 constexpr int kTileUnit = sizeof(T) < 4 ? 4 : sizeof(T);
 
 template <class M, class T>
-__global__ void __launch_bounds__(MovePolicy::kNarrowThreads) map_narrow_kernel(const __grid_constant__ MoveArgs args) {
+__global__ void __launch_bounds__(MovePolicy::kNarrowThreads, 1) map_narrow_kernel(const __grid_constant__ MoveArgs args) {
   constexpr int kThreads = MovePolicy::kNarrowThreads, kSearch = MovePolicy::kSearchLanes, kRun = MovePolicy::kRun;
   constexpr int kPieces = 128;  // more than a tile has of one segment
   constexpr int kStep = kThreads * kVectorBytes;

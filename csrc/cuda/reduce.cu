@@ -25,7 +25,7 @@ namespace fastops::cuda {
 namespace {
 
 struct ReducePolicy {
-  static constexpr int kThreads = 256;
+  static constexpr int kThreads = 128;  // and one block at least, or the compiler spills registers to fit more of them
   static constexpr int kNarrowThreads = 128;  // guess
   static constexpr int kSearchLanes = 8;      // guess
   // Rows of fewer bytes than a sector of memory go through shared memory.
@@ -347,7 +347,7 @@ __device__ __forceinline__ void cover(const ReduceArgs& args, int64_t begin, int
 //
 // Lanes never exchange anything, so that a group may have any number of lanes and cross warps.
 template <class Types, int kVec>
-__global__ void __launch_bounds__(ReducePolicy::kThreads) reduce_wide_kernel(const __grid_constant__ ReduceArgs args) {
+__global__ void __launch_bounds__(ReducePolicy::kThreads, 1) reduce_wide_kernel(const __grid_constant__ ReduceArgs args) {
   using T = typename Types::T;
   using R = typename Reducers<Types>::Joined;
   const SegmentsView& segments = args.stack.one;
@@ -486,7 +486,7 @@ __device__ __forceinline__ R shuffle_down(unsigned mask, const R& x, int by) {
 //
 // Rows are read once whatever the segments are; results of neighbouring segments are written by neighbouring threads.
 template <class Types, int kVec>
-__global__ void __launch_bounds__(narrow_threads<kVec>)
+__global__ void __launch_bounds__(narrow_threads<kVec>, 1)
     reduce_narrow_kernel(const __grid_constant__ ReduceArgs args) {
   using T = typename Types::T;
   using R = typename Reducers<Types>::Joined;
@@ -847,7 +847,7 @@ struct ManyChunks {
 //
 // Results of up to fan chunks are final, others replace the first of their partials.
 template <class Types>
-__global__ void __launch_bounds__(ReducePolicy::kCombineThreads) combine_kernel(const __grid_constant__ CombineArgs args) {
+__global__ void __launch_bounds__(ReducePolicy::kCombineThreads, 1) combine_kernel(const __grid_constant__ CombineArgs args) {
   constexpr int kFew = ReducePolicy::kFew, kThreads = ReducePolicy::kCombineThreads;
   using Total = typename Types::Total;
   __shared__ Total shared[kThreads];
@@ -911,7 +911,7 @@ __global__ void __launch_bounds__(ReducePolicy::kCombineThreads) combine_kernel(
 // The third launch: segments of more than fan chunks, of which at most one begins in fan windows. A block looks
 // through some of those and combines what it finds, one after the other.
 template <class Types>
-__global__ void __launch_bounds__(ReducePolicy::kCombineThreads) combine_last_kernel(const __grid_constant__ CombineArgs args) {
+__global__ void __launch_bounds__(ReducePolicy::kCombineThreads, 1) combine_last_kernel(const __grid_constant__ CombineArgs args) {
   constexpr int kBatch = ReducePolicy::kLastBatch;
   using Total = typename Types::Total;
   __shared__ Total shared[ReducePolicy::kCombineThreads];

@@ -17,11 +17,14 @@ struct SavedGrouping {
 };
 
 // Saves `tensors`, then the grouping. A later change in place of any of them is found out by autograd.
-inline void save_grouping(torch::autograd::AutogradContext* ctx, torch::autograd::variable_list tensors, const Grouping& grouping) {
-  tensors.push_back(grouping.offsets);
-  tensors.push_back(grouping.order.value_or(Tensor()));
-  tensors.push_back(grouping.index.value_or(Tensor()));
-  ctx->save_for_backward(std::move(tensors));
+inline void save_grouping(torch::autograd::AutogradContext* ctx, std::initializer_list<Tensor> tensors, const Grouping& grouping) {
+  torch::autograd::variable_list all;
+  all.reserve(tensors.size() + 3);
+  all.insert(all.end(), tensors);
+  all.push_back(grouping.offsets);
+  all.push_back(grouping.order.value_or(Tensor()));
+  all.push_back(grouping.index.value_or(Tensor()));
+  ctx->save_for_backward(std::move(all));
 }
 
 // The grouping saved behind `before` other tensors.

@@ -1,6 +1,7 @@
 // What every operation checks and looks up, once for all devices: CPU, CUDA and meta tensors meet the same words.
 #pragma once
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -155,13 +156,15 @@ inline Shape check_grouping(const char* op, const char* argument, const Tensor& 
   return shape;
 }
 
-inline std::vector<SymInt> resized(const Tensor& tensor, int64_t dim, const SymInt& size) {
-  auto sizes = tensor.sym_sizes().vec();
+// An uninitialised tensor of the shape and device of `like`, but with another size along dim.
+inline Tensor empty_resized(const Tensor& like, int64_t dim, const SymInt& size, ScalarType type) {
+  if (like.is_cpu() && !like.is_meta()) {  // a tiny call would spend a tenth of its time on the dispatcher's way there
+    c10::SmallVector<int64_t, 6> sizes(like.sizes().begin(), like.sizes().end());
+    sizes[dim] = size.expect_int();
+    return at::detail::empty_cpu(sizes, type);
+  }
+  c10::SmallVector<SymInt, 6> sizes(like.sym_sizes().begin(), like.sym_sizes().end());
   sizes[dim] = size;
-  return sizes;
-}
-
-inline Tensor empty(const std::vector<SymInt>& sizes, const Tensor& like, ScalarType type) {
   return at::empty_symint(sizes, like.options().dtype(type));
 }
 
@@ -186,6 +189,7 @@ struct HeldGrouping {
 
 inline cpu::Pool pool() {
   return {at::get_num_threads(), [](int64_t tasks, void (*body)(void*, int64_t), void* context) {
+            if (tasks == 1) return body(context, 0);
             at::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
               for (int64_t task = begin; task < end; ++task) body(context, task);
             });

@@ -26,7 +26,7 @@ struct Inputs {
 Tensor map_rows(const char* name, RowMap map, const Inputs& inputs, const Grouping& grouping, const SymInt& num_rows, int64_t dim) {
   const Tensor& values = inputs.values;
   const Shape shape = check_grouping(name, "values", values, grouping, dim, num_rows);
-  Tensor out = empty(resized(values, shape.dim, num_rows), values, values.scalar_type());
+  Tensor out = empty_resized(values, shape.dim, num_rows, values.scalar_type());
   if (values.is_meta()) return out;
 
   const HeldGrouping held(grouping, shape);

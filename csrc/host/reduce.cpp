@@ -38,14 +38,13 @@ struct Wanted {
 // Runs a reduction: (values, extra), either of which may be undefined.
 Pair reduce(const char* op, const Tensor& data, const Grouping& grouping, int64_t dim, const Scalar& fill, const Wanted& wanted) {
   const Shape shape = check_grouping(op, "data", data, grouping, dim);
-  const auto sizes = resized(data, shape.dim, shape.num_segments);
   ReduceCall call{};
   Tensor out, extra;
   if (wanted.out != ScalarType::Undefined) {
     set_fill(op, call, fill, wanted.out);
-    out = empty(sizes, data, wanted.out);
+    out = empty_resized(data, shape.dim, shape.num_segments, wanted.out);
   }
-  if (wanted.extra) extra = empty(sizes, data, at::kLong);
+  if (wanted.extra) extra = empty_resized(data, shape.dim, shape.num_segments, at::kLong);
   if (data.is_meta()) return {out, extra};
 
   const HeldGrouping held(grouping, shape);
@@ -173,7 +172,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction<reduction>> {
     save_grouping(ctx, {}, {offsets, order, index});
     ctx->saved_data["dim"] = dim;
     ctx->saved_data["num_rows"] = data.sym_size(at::maybe_wrap_dim(dim, data.dim()));
-    ctx->saved_data["dtype"] = data.scalar_type();
+    if (dtype && *dtype != data.scalar_type()) ctx->saved_data["dtype"] = data.scalar_type();
     return call_linear(reduction, data, {offsets, order, index}, dim, dtype, fill);
   }
 
@@ -181,7 +180,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction<reduction>> {
     const auto saved = saved_grouping(ctx, 0);
     const int64_t dim = ctx->saved_data["dim"].toInt();
     const SymInt num_rows = ctx->saved_data["num_rows"].toSymInt();
-    const Tensor grad = grads[0].to(ctx->saved_data["dtype"].toScalarType());
+    const auto dtype = ctx->saved_data.find("dtype");
+    const Tensor grad = dtype == ctx->saved_data.end() ? grads[0] : grads[0].to(dtype->second.toScalarType());
     return {reduction == Reduction::sum ? call_broadcast(grad, saved, num_rows, dim)
                                         : call_mean_backward(grad, saved, num_rows, dim),
             {}, {}, {}, {}, {}, {}};
