@@ -7,6 +7,10 @@
 
 namespace py = pybind11;
 
+namespace fastops::host {
+PyMethodDef* python_methods();  // host/python.cpp
+}
+
 namespace {
 
 py::dict build_info() {
@@ -36,4 +40,5 @@ PYBIND11_MODULE(_C, m) {
   m.def("cpu_capability", &fastops::cpu::capability_name, "The instruction set that the CPU kernels use.");
   m.def("cpu_capability_note", &fastops::cpu::capability_note,
         "Why FASTOPS_CPU_CAPABILITY was not followed, or an empty string.");
+  if (PyModule_AddFunctions(m.ptr(), fastops::host::python_methods()) != 0) throw py::error_already_set();
 }

@@ -390,9 +390,9 @@ def make_plan(root: Path, *, this_processor: bool = False) -> Plan:
     if is_msvc(compiler):
         flags = ["/nologo", "/O2", "/EHsc", "/MD", "/permissive-", "/Zc:__cplusplus", "/fp:precise", "/bigobj"]
         kernel_flags = [*flags, "/std:c++20", *(f"/I{path}" for path in sources)]
-        host_flags = [*flags, "/std:c++20", "/openmp", *(f"/I{path}" for path in sources + torch_includes)]
+        host_flags = [*flags, "/std:c++20", "/openmp", *(f"/I{path}" for path in [*sources, *torch_includes, python_include])]
         module_flags = [*kernel_flags, f"/I{pybind11_include(torch)}", f"/I{python_include}"]
-        libraries = ["c10.lib", "torch_cpu.lib", "torch.lib"]
+        libraries = ["c10.lib", "torch_cpu.lib", "torch.lib", "torch_python.lib"]
         libraries += ["c10_cuda.lib", "torch_cuda.lib", "cudart.lib"] if toolkit else []
         folders = [torch.root / "lib", Path(sys.base_prefix) / "libs"]
         folders += [toolkit.home / "lib" / "x64"] if toolkit else []
@@ -409,6 +409,7 @@ def make_plan(root: Path, *, this_processor: bool = False) -> Plan:
         kernel_flags = ["-O2", *(["-fvect-cost-model=dynamic"] if gcc else []), "-std=c++20", *flags]
         kernel_flags += [*(f"-I{path}" for path in sources), *extra]
         host_flags = ["-O2", "-std=c++20", *flags, f"-I{sources[0]}", *(f"-isystem{path}" for path in torch_includes)]
+        host_flags.append(f"-isystem{python_include}")
         if sys.platform == "linux":
             host_flags += ["-D_GLIBCXX_USE_CXX11_ABI=1"]
             config = torch.include / "ATen" / "Config.h"
@@ -418,7 +419,7 @@ def make_plan(root: Path, *, this_processor: bool = False) -> Plan:
         module_flags = ["-O1", "-std=c++17", *flags, f"-I{sources[0]}"]
         module_flags += [f"-isystem{pybind11_include(torch)}", f"-isystem{python_include}", *extra]
         shared = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
-        link_flags = [*shared, f"-L{torch.root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"]
+        link_flags = [*shared, f"-L{torch.root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
         if "-fopenmp" in host_flags:
             link_flags.insert(0, "-fopenmp")
         if toolkit:

@@ -34,6 +34,7 @@ def operator(name: str, options: tuple = ("fill_value",), result: Any = None) ->
     """
     overload = getattr(torch.ops.fastops, name).default
     function = builtin_of(overload)
+    direct = getattr(_native._C, name, _no_direct_way)
 
     def run(data: Any, segments: Any, dim: Any, *given: Any) -> Any:
         if (
@@ -60,7 +61,8 @@ def operator(name: str, options: tuple = ("fill_value",), result: Any = None) ->
                 pass  # the slow way says what is wrong with dim
             if parts is not None:
                 if not given:
-                    return function(data, *parts, dim) if dim else function(data, *parts)
+                    reduced = direct(data, *parts, dim)
+                    return function(data, *parts, dim) if reduced is NotImplemented else reduced
                 check_options(name, data, dict(zip(options, given)), result)
                 return function(data, *parts, dim, *given)
 
@@ -73,6 +75,10 @@ def operator(name: str, options: tuple = ("fill_value",), result: Any = None) ->
         return overload(data, *segments._parts, dim, *given)
 
     return run
+
+
+def _no_direct_way(*_: Any) -> Any:
+    return NotImplemented
 
 
 def builtin_of(overload: Any) -> Any:
