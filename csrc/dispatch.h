@@ -24,7 +24,7 @@ struct ReducerTypes {
   using Out = Out_;
 };
 
-[[noreturn]] inline void unsupported() { throw std::logic_error("fastops: no kernel for this reduction and dtype"); }
+[[noreturn]] static inline void unsupported() { throw std::logic_error("fastops: no kernel for this reduction and dtype"); }
 
 template <class Visit>
 void visit_floating(DType dtype, Visit&& visit) {

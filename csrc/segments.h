@@ -39,11 +39,12 @@ struct SegmentsView {
     const int64_t at = clamped(s + 1);
     return at < begin ? begin : at;
   }
-  // The row at a position; num_rows (one past the last) where order is out of range.
+  // The row at a position. Where order is out of range, which only a caller who made it up can bring about, some row:
+  // what comes out means nothing then, but nothing outside is touched.
   FASTOPS_HD int64_t row(int64_t position) const {
     if (!order) return position;
     const int64_t at = order[position];
-    return uint64_t(at) < uint64_t(num_rows) ? at : num_rows;
+    return uint64_t(at) < uint64_t(num_rows) ? at : 0;
   }
 };
 

@@ -100,7 +100,7 @@ def test_sums_of_many_halves(case, device, dtype):
     ones = torch.ones(4096, dtype=dtype, device=device)
     in_order = Segments.from_offsets(torch.tensor([0, 4096], device=device))
     by_index = Segments.from_index(torch.zeros(4096, dtype=torch.int64, device=device), 1)
-    mixed = Segments.from_index(torch.arange(4096, device=device) % 2, 2)
+    mixed = Segments.from_index((torch.arange(4096) % 2).to(device), 2)
     for segments in (in_order, by_index):
         equal(segment_sum(ones, segments), [4096])
         equal(segment_mean(ones, segments), [1])

@@ -28,7 +28,6 @@ def test_more_outputs_than_a_full_grid_has_threads(cuda):
     assert torch.equal(segment_sum(data.to(cuda), Segments.from_offsets(ends, check_invariants=False)).cpu(), data)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ("segment_amax", "segment_max", "segment_broadcast", "features", "gradient"))
 def test_large_outputs(cuda, name):
     count = 132 * 8 * 1024 + 4099

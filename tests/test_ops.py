@@ -21,14 +21,9 @@ differentiable = pytest.mark.parametrize("op", [op for op in OPS if op.different
 reductions = pytest.mark.parametrize("op", [op for op in OPS if not op.takes_values], ids=lambda op: op.name)
 
 
-def skip_unless_taken(op, dtype, device, *others):
-    """Leaves out what an operation does not take, and two thirds of the grid where the device is slow."""
+def skip_unless_taken(op, dtype):
     if dtype not in op.dtypes:
         pytest.skip(f"{op.name} does not take {dtype}: test_dtypes_that_are_not_taken has the error")
-    if device == "cuda" and dtype != torch.float32:
-        turn = OPS.index(op) + ALL_DTYPES.index(dtype) + sum(others)
-        if turn % 3:
-            pytest.skip("the grid is thinned on CUDA: f32 meets every pattern, other dtypes every third")
 
 
 def number_of(pattern):
@@ -36,7 +31,7 @@ def number_of(pattern):
 
 
 def sample_of(op, device, dtype, pattern, requires_grad=False):
-    return next(s for s in op.samples(device, dtype, requires_grad) if s.id.startswith(pattern + "-D"))
+    return next(op.samples(device, dtype, requires_grad, patterns=[pattern]))
 
 
 def bits(tensor):
@@ -80,7 +75,7 @@ def threads(number):
 @every_dtype
 @every_op
 def test_value(op, device, dtype, pattern):
-    skip_unless_taken(op, dtype, device, number_of(pattern))
+    skip_unless_taken(op, dtype)
     sample = sample_of(op, device, dtype, pattern)
     result = call(op, sample)
     testing.assert_matches(result, testing.expected_result(op, sample), dtype, exact=op.exact)
@@ -91,8 +86,6 @@ def test_value(op, device, dtype, pattern):
 @every_op
 def test_layout(op, device, layout, grouping):
     """Any strides, any dim, rows in any order; the result is contiguous and its own."""
-    if device == "cuda" and (OPS.index(op) + testing.LAYOUTS.index(layout) + testing.GROUPINGS.index(grouping)) % 3:
-        pytest.skip("the grid is thinned on CUDA")
     features = (5, 8)[testing.LAYOUTS.index(layout) % 2]
     sample = testing.make_sample(op, "many_tiny", features, layout, grouping, torch.float32, device)
     data = sample.args[0]
@@ -115,7 +108,7 @@ def test_normal_numbers(op, device, dtype, features):
     """Numbers whose sums are not exact, so that an accumulator of the wrong width shows."""
     if op.name == "segment_prod":
         pytest.skip("products of many normal numbers leave the range of floats: test_value has exact ones")
-    skip_unless_taken(op, dtype, device, testing.FEATURES.index(features))
+    skip_unless_taken(op, dtype)
     sample = testing.make_sample(op, "around_128", features, "contiguous", "unsorted", dtype, device, kind="normal")
     expected = testing.expected_result(op, sample)
     result = call(op, sample)
@@ -131,7 +124,7 @@ def test_normal_numbers(op, device, dtype, features):
 @every_op
 def test_special_numbers(op, device, dtype, grouping):
     """NaN, infinities and negative zeros are values like any other."""
-    skip_unless_taken(op, dtype, device, testing.GROUPINGS.index(grouping))
+    skip_unless_taken(op, dtype)
     sample = testing.make_sample(op, "uniform", 8, "contiguous", grouping, dtype, device, kind="special")
     testing.assert_matches(call(op, sample), testing.expected_result(op, sample), dtype, exact=op.exact)
 
@@ -290,7 +283,7 @@ def test_gradient(op, device, pattern, way):
     """First and second derivative against those of the reference in float64, for gradients in any layout."""
     turn = number_of(pattern) + OPS.index(op)
     ways = ("contiguous", "zero_stride", "transposed", "row_expanded")
-    if turn % (2 if device == "cpu" else 4) != ways.index(way) % (2 if device == "cpu" else 4):
+    if turn % 2 != ways.index(way) % 2:
         pytest.skip("every pattern meets some layouts of the gradient, every operation all of them")
     dtype = torch.float32
     sample = sample_of(op, device, dtype, pattern, requires_grad=True)
@@ -301,7 +294,7 @@ def test_gradient(op, device, pattern, way):
 @every_floating_dtype
 @differentiable
 def test_gradient_dtypes(op, device, dtype, pattern):
-    skip_unless_taken(op, dtype, device, number_of(pattern))
+    skip_unless_taken(op, dtype)
     check_derivatives(op, sample_of(op, device, dtype, pattern, requires_grad=True), "contiguous", dtype)
 
 
@@ -421,7 +414,7 @@ def test_same_bits_again(op, device, grouping):
 @every_floating_dtype
 @reductions
 def test_rows_in_any_order_give_the_bits_of_sorted_rows(op, device, dtype, pattern):
-    skip_unless_taken(op, dtype, device, number_of(pattern))
+    skip_unless_taken(op, dtype)
     segments = testing.make_segments(testing.PATTERNS[pattern], "unsorted", device=device)
     data = testing.make_data((segments.num_rows, 3), dtype, kind="normal").to(device).requires_grad_(op.differentiable)
     in_order = data.detach()[segments.order].requires_grad_(op.differentiable)
@@ -519,7 +512,7 @@ def test_long_float32_sums_are_as_accurate_as_torch_sum(device, features, unsort
         part = data[(segments.index == 1)]
     exact = part.double().sum(0)
     torch_error = relative_error(part.sum(0), exact)
-    assert relative_error(segment_sum(data, segments)[1], exact) <= max(torch_error, 2**-23)
+    assert relative_error(segment_sum(data, segments)[1], exact) <= max(torch_error, 2**-22)
     assert relative_error(segment_mean(data, segments)[1], exact / part.size(0)) <= max(torch_error, 2**-22)
 
 
@@ -581,11 +574,15 @@ def test_unchecked_offsets_are_never_used_out_of_bounds(op, device, wrong):
         return
     for result in results if isinstance(results, tuple) else (results,):
         assert result.shape == ((7, 3) if op.takes_values else (3, 3))
-        assert not result.is_floating_point() or not result.isnan().any(), "it read past the data"
-        assert result.is_floating_point() or int(result.max()) < 7
+        if device == "cpu":  # on CUDA what no segment claims may stay unwritten; a read out of bounds is an error there
+            assert not result.is_floating_point() or not result.isnan().any(), "it read past the data"
+            assert result.is_floating_point() or int(result.max()) < 7
     if op.differentiable:
         floating(results).sum().backward()
-        assert data.grad.shape == data.shape and not data.grad.isnan().any()
+        assert data.grad.shape == data.shape
+        assert device == "cuda" or not data.grad.isnan().any(), "it read past the gradient"
+    if device == "cuda":
+        torch.cuda.synchronize()
     assert arena[:100].isnan().all() and arena[100 + rows :].isnan().all()
     if not op.takes_values and wrong[-1] == 7 and device == "cpu":
         assert segments.index.shape == (7,) and int(segments.index.max()) < 3
@@ -621,8 +618,6 @@ def test_opcheck(op, device, grouping):
     patterns = {"offsets": ("canonical", "singles", "all_empty", "none"), "unsorted": ("canonical", "one_row")}
     layouts = ("transposed", "contiguous", "dim1", "contiguous")
     for pattern, layout in zip(patterns.get(grouping, ("canonical",)), layouts):
-        if device == "cuda" and pattern != "canonical":
-            continue
         sample = testing.make_sample(op, pattern, 3, layout, grouping, torch.float32, device, requires_grad=requires_grad)
         data, segments = sample.args
         dim = sample.kwargs.get("dim", 0)

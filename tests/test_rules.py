@@ -333,6 +333,20 @@ def test_ignored_rows_count_in_nothing(make):
     same(gradient(segment_broadcast, make([7.0, 8, 9]), segments), [2, 0, 1])
 
 
+def test_all_rows_ignored(make):
+    """`order` has no entries then, which is not the same as no order."""
+    segments = Segments.from_index(make([-1, -1, -1]), 2, ignore_index=-1)
+    assert segments.order.tolist() == []
+    data = make([1.0, NAN, INF])
+    same(segment_sum(data, segments), [0, 0])
+    same(segment_prod(data, segments), [1, 1])
+    same(segment_argmax(data, segments), [-1, -1])
+    same(segment_broadcast(make([1.0, 2.0]), segments), [0, 0, 0])
+    for function in (segment_sum, segment_mean, segment_prod, segment_amax, segment_max):
+        same(gradient(function, data, segments), [0, 0, 0])
+    same(gradient(segment_broadcast, make([1.0, 2.0]), segments), [0, 0])
+
+
 # ---- 12: errors leave everything as it was ----
 
 

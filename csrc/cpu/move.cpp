@@ -50,8 +50,8 @@ class MapRows final : public Visitor {
     }
   }
 
-  void whole(const Tile& tile, int64_t first, int64_t last, int64_t thread) override {
-    for (int64_t s = first, begin = segments_.begin(first); s < last; ++s) {
+  void whole(const Tile& tile, int64_t first, int64_t last, int64_t begin, int64_t, int64_t thread) override {
+    for (int64_t s = first; s < last; ++s) {
       const int64_t length = segments_.end(s, begin) - begin;
       if (length > 0) MapRows::chunk(tile, {s, begin, 0, length}, thread);
       begin += length;

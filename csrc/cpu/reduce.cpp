@@ -125,7 +125,8 @@ class Reduce final : public Visitor {
         cut_{call.outer, call.inner, ReducePolicy::kTileVectors * kWidth,
              call.inner == 1 ? ReducePolicy::kChunkRowsScalar : ReducePolicy::kChunkRows, ReducePolicy::kTaskBytes, element_size},
         slots_(num_slots(segments_.num_positions, cut_.chunk_rows)) {
-    if (segments_.num_positions > cut_.chunk_rows) partials_.reset(new Scalars[call.outer * slots_ * call.inner]);
+    // Zeros, since with offsets that were never checked some may be read that were not written.
+    if (segments_.num_positions > cut_.chunk_rows) partials_.reset(new Scalars[call.outer * slots_ * call.inner]());
   }
 
   void run(const Pool& pool) {
@@ -134,8 +135,8 @@ class Reduce final : public Visitor {
     walk(cut_, segments_, pool, tasks, *this);
   }
 
-  void whole(const Tile& tile, int64_t first, int64_t last, int64_t thread) override {
-    const int64_t width = tile.last - tile.first, begin = segments_.begin(first), end = segments_.begin(last);
+  void whole(const Tile& tile, int64_t first, int64_t last, int64_t begin, int64_t end, int64_t thread) override {
+    const int64_t width = tile.last - tile.first;
     if (call_.inner == 1) {
       const V* rows = end > begin ? one_column(tile, begin, end - begin, thread) : nullptr;
       for (int64_t s = first, from = begin; s < last; ++s) {

@@ -21,9 +21,9 @@ struct Span {
 class Visitor {
  public:
   virtual ~Visitor() = default;
-  // Segments [first, last), none of them longer than a chunk; some may be empty. They have kBatchRows rows at most,
-  // and as many segments. `thread` numbers the tasks that run at once.
-  virtual void whole(const Tile&, int64_t first, int64_t last, int64_t thread) = 0;
+  // Segments [first, last), none of them longer than a chunk; some may be empty. Their rows are those at positions
+  // [begin, end), kBatchRows at most. `thread` numbers the tasks that run at once.
+  virtual void whole(const Tile&, int64_t first, int64_t last, int64_t begin, int64_t end, int64_t thread) = 0;
   // A chunk of a longer segment.
   virtual void chunk(const Tile&, const Span&, int64_t thread) = 0;
   // After all chunks: joins those of a segment that has several.
@@ -72,7 +72,7 @@ static inline void walk(const Cutting& cut, const SegmentsView& segments, const 
         at += length;
       }
       if (last > s) {
-        visitor.whole(tile, s, last, task);
+        visitor.whole(tile, s, last, begin, at, task);
       } else if (begin + s + first >= last_key) {
         return;
       } else {

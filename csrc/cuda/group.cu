@@ -1,5 +1,5 @@
-// Grouping of an index: a stable sort of (segment, row) pairs by CUB's radix sort, on no more bits than a segment number
-// has, and then a binary search for where each segment begins.
+// Grouping of an index: a stable sort of (segment, row) pairs by CUB's radix sort, on no more bits than a segment
+// number has, and then a binary search for where each segment begins.
 //
 // Numbers are sorted as 32 bits whatever the index has, which halves the traffic of the larger one; rows that belong to
 // no segment get the number after the last one, so that they come last. Bytes moved for each row: 8 + 4 for each pass
@@ -7,9 +7,8 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <stdexcept>
-
 #include <cub/device/device_radix_sort.cuh>
+#include <stdexcept>
 
 #include "cuda/launch.cuh"
 #include "kernels.h"
@@ -32,13 +31,14 @@ __global__ void __launch_bounds__(GroupPolicy::kThreads)
   }
 }
 
-__global__ void __launch_bounds__(GroupPolicy::kThreads) widen_kernel(const uint32_t* rows, int64_t num_rows, int64_t* order) {
+__global__ void __launch_bounds__(GroupPolicy::kThreads)
+    widen_kernel(const uint32_t* rows, int64_t num_rows, int64_t* order) {
   const int64_t step = int64_t(gridDim.x) * blockDim.x;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < num_rows; i += step) order[i] = rows[i];
 }
 
-// offsets[s] = the number of ascending ids before s. One thread takes one segment, which costs the same however the rows
-// are spread; neighbours read nearly the same ids.
+// offsets[s] = the number of ascending ids before s. One thread takes one segment, which costs the same however the
+// rows are spread; neighbours read nearly the same ids.
 template <class Ids>
 __global__ void __launch_bounds__(GroupPolicy::kThreads)
     begin_segments_kernel(Ids ids, int64_t num_rows, int64_t num_segments, void* offsets, bool wide) {
@@ -97,7 +97,9 @@ void begin_segments(const GroupCall& call, Ids ids, cudaStream_t stream) {
 
 }  // namespace
 
-size_t group_workspace(const GroupCall& call) { return Layout(call).end; }
+size_t group_workspace(const GroupCall& call) {
+  return Layout(call).end;
+}
 
 void group(const GroupCall& call, void* workspace, cudaStream_t stream) {
   if (!call.order || call.num_rows == 0) return begin_segments(call, call.index, stream);
@@ -109,12 +111,14 @@ void group(const GroupCall& call, void* workspace, cudaStream_t stream) {
   uint32_t* const sorted_rows = call.index.wide ? part(layout.sorted_rows) : static_cast<uint32_t*>(call.order);
 
   const unsigned blocks = blocks_for(call.num_rows, GroupPolicy::kThreads);
-  make_pairs_kernel<<<blocks, GroupPolicy::kThreads, 0, stream>>>(call.index, call.num_rows, call.num_segments, segments, rows);
+  make_pairs_kernel<<<blocks, GroupPolicy::kThreads, 0, stream>>>(call.index, call.num_rows, call.num_segments,
+                                                                  segments, rows);
   check(cudaGetLastError());
-  check(cub::DeviceRadixSort::SortPairs(part(layout.sort), layout.sort_bytes, segments, sorted_segments, rows, sorted_rows,
-                                        call.num_rows, 0, layout.bits, stream));
+  check(cub::DeviceRadixSort::SortPairs(part(layout.sort), layout.sort_bytes, segments, sorted_segments, rows,
+                                        sorted_rows, call.num_rows, 0, layout.bits, stream));
   if (call.index.wide) {
-    widen_kernel<<<blocks, GroupPolicy::kThreads, 0, stream>>>(sorted_rows, call.num_rows, static_cast<int64_t*>(call.order));
+    widen_kernel<<<blocks, GroupPolicy::kThreads, 0, stream>>>(sorted_rows, call.num_rows,
+                                                               static_cast<int64_t*>(call.order));
     check(cudaGetLastError());
   }
   begin_segments(call, static_cast<const uint32_t*>(sorted_segments), stream);

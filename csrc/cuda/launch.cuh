@@ -18,6 +18,8 @@ inline void check(cudaError_t error) {
 inline unsigned blocks_for(int64_t units, int64_t per_block) {
   return unsigned(std::clamp<int64_t>((units + per_block - 1) / per_block, 1, (int64_t(1) << 31) - 1));
 }
-inline unsigned blocks_along_y(int64_t units) { return unsigned(std::clamp<int64_t>(units, 1, 65535)); }
+inline unsigned blocks_along_y(int64_t units) {
+  return unsigned(std::clamp<int64_t>(units, 1, 65535));
+}
 
 }  // namespace fastops::cuda

@@ -19,16 +19,18 @@ namespace fastops::cuda {
 namespace {
 
 struct MovePolicy {
-  static constexpr int kThreads = 128;  // and one block at least, or the compiler spills registers to fit more of them
+  // And at least one block: without that promise the compiler spills a few registers to fit one block more.
+  static constexpr int kThreads = 128;
+  static constexpr int kWideKeys = 64;   // guess: keys that a group of lanes walks
+  static constexpr int kRowsAtOnce = 4;  // guess: rows that a group of lanes has in flight
+  // Rows in order of fewer bytes than a sector of memory go through shared memory: bytes of it, or rows of less than a
+  // word, that a block holds, and rows that one thread writes. Guesses, as much as a reduction holds.
+  static constexpr int kNarrowBytes = 32;
   static constexpr int kNarrowThreads = 128;
   static constexpr int kSearchLanes = 8;
-  // Rows in order of fewer bytes than a sector of memory go through shared memory.
-  static constexpr int kNarrowBytes = 32;
-  static constexpr int kWideKeys = 64;      // guess: keys that a group of lanes walks
-  static constexpr int kTileBytes = 16384;  // guess: bytes and rows that a block holds, rows that one thread writes
-  static constexpr int kTileRows = 4096;
-  static constexpr int kRun = 64;
-  static constexpr int kRowsAtOnce = 4;     // guess: rows that a group of lanes has in flight
+  static constexpr int kTileBytes = 16384;
+  static constexpr int kTileRows = 8192;
+  static constexpr int kRun = 32;
 };
 
 struct MoveArgs {
@@ -65,8 +67,8 @@ struct Maps {
   __device__ __forceinline__ Maps(const Columns& columns, int64_t length, std::integer_sequence<int, e...>)
       : maps{M({columns.values, columns.result, columns.extra}, e, length)...} {}
 
-  // kRows rows, which stand `inner` elements apart. All are read before the first is written, so that they are in flight
-  // together.
+  // kRows rows, which stand `inner` elements apart. All are read before the first is written, so that they are in
+  // flight together.
   template <int kRows>
   __device__ __forceinline__ void write(const RowMapCall& call, int64_t at, int64_t row) const {
     T x[kRows][kVec] = {};
@@ -110,14 +112,16 @@ __global__ void __launch_bounds__(MovePolicy::kThreads, 1) map_wide_kernel(const
 #pragma unroll 1
         while (segment < last && begin + segment + first < stop) {
           const int64_t next = segments.begin(segment + 1), length = next - begin;
-          const int rows = int(min(length - first, stop - (begin + segment + first)));
+          const int rows = int(max(int64_t(0), min(length - first, stop - (begin + segment + first))));
           if (rows > 0) {
-            const Maps<M, T, kVec> maps(args.call.arrays, (slice * segments.num_segments + segment) * inner + column, length);
+            const Maps<M, T, kVec> maps(args.call.arrays, (slice * segments.num_segments + segment) * inner + column,
+                                        length);
             const int64_t row = begin + first;
             int64_t at = (slice * segments.num_rows + row) * inner + column;
             int r = 0;
 #pragma unroll 1
-            for (; r + kRows <= rows; r += kRows, at += kRows * inner) maps.template write<kRows>(args.call, at, row + r);
+            for (; r + kRows <= rows; r += kRows, at += kRows * inner)
+              maps.template write<kRows>(args.call, at, row + r);
 #pragma unroll 1
             for (; r < rows; ++r, at += inner) maps.template write<1>(args.call, at, row + r);
           }
@@ -149,17 +153,24 @@ __global__ void __launch_bounds__(MovePolicy::kThreads, 1) map_ordered_kernel(co
     if (column >= inner) continue;
 #pragma unroll 1
     for (int64_t unit = blockIdx.x; unit < args.units; unit += gridDim.x) {
+      // The groups of a block write neighbouring rows at a time, so that narrow rows make whole sectors.
+      const auto row_at = [&](int k) { return (unit * kRows + k) * groups + group; };
+      int64_t of_row[kRows];
 #pragma unroll
       for (int k = 0; k < kRows; ++k) {
-        // The groups of a block write neighbouring rows at a time, so that narrow rows make whole sectors.
-        const int64_t stacked = (unit * kRows + k) * groups + group;
+        const int64_t stacked = row_at(k), slice = args.stack.slice_of(stacked, segments.num_rows);
+        of_row[k] = stacked < num_rows ? segments.index[stacked - slice * segments.num_rows] : 0;
+      }
+#pragma unroll
+      for (int k = 0; k < kRows; ++k) {
+        const int64_t stacked = row_at(k), at = stacked * inner + column, segment = of_row[k];
         if (stacked >= num_rows) continue;
-        const int64_t slice = args.stack.slice_of(stacked, segments.num_rows), row = stacked - slice * segments.num_rows;
-        const int64_t segment = segments.index[row], at = stacked * inner + column;
         if (uint64_t(segment) < uint64_t(segments.num_segments)) {
+          const int64_t slice = args.stack.slice_of(stacked, segments.num_rows);
           const int64_t begin = segments.begin(segment), length = segments.end(segment, begin) - begin;
-          const Maps<M, T, kVec> maps(args.call.arrays, (slice * segments.num_segments + segment) * inner + column, length);
-          maps.template write<1>(args.call, at, row);
+          const Maps<M, T, kVec> maps(args.call.arrays, (slice * segments.num_segments + segment) * inner + column,
+                                      length);
+          maps.template write<1>(args.call, at, stacked - slice * segments.num_rows);
         } else {
           const T zeros[kVec] = {};
           store_pack(static_cast<T*>(args.call.out) + at, zeros);
@@ -169,6 +180,15 @@ __global__ void __launch_bounds__(MovePolicy::kThreads, 1) map_ordered_kernel(co
   }
 }
 
+// Pieces that a tile can have: their segments have more than kRun rows, but for the two that the tile cuts.
+FASTOPS_HD int piece_room(int keys) {
+  return 2 * (keys / MovePolicy::kRun + 1);
+}
+
+// Bytes that follow each line of 128 bytes of a tile.
+template <class T>
+constexpr int kTileUnit = sizeof(T) < 4 ? 4 : sizeof(T);
+
 // Rows in order, of less than a sector. A block takes the rows with keys in one tile, which follow each other:
 //
 //     short    thread 0     thread 1            segments of at most kRun rows, each column, written to shared memory
@@ -176,19 +196,15 @@ __global__ void __launch_bounds__(MovePolicy::kThreads, 1) map_ordered_kernel(co
 //     memory   | 16 bytes | 16 bytes | ...      then all of it, 16 bytes for each thread
 //
 // Maps that read the data find it where they write, brought in the same way.
-template <class T>
-constexpr int kTileUnit = sizeof(T) < 4 ? 4 : sizeof(T);
-
 template <class M, class T>
-__global__ void __launch_bounds__(MovePolicy::kNarrowThreads, 1) map_narrow_kernel(const __grid_constant__ MoveArgs args) {
+__global__ void __launch_bounds__(MovePolicy::kNarrowThreads, 1)
+    map_narrow_kernel(const __grid_constant__ MoveArgs args) {
   constexpr int kThreads = MovePolicy::kNarrowThreads, kSearch = MovePolicy::kSearchLanes, kRun = MovePolicy::kRun;
-  constexpr int kPieces = 128;  // more than a tile has of one segment
+  constexpr int kPieces = 512;  // more than a tile has of one segment
+  const int room = piece_room(args.keys);
   constexpr int kStep = kThreads * kVectorBytes;
-  // What the block has to do. Segments and rows of the tile are counted from its first.
   struct Work {
-    int64_t segment, position;  // of the stack, where the tile begins
-    int count, rows;            // segments and rows of the tile
-    int whole_begin, whole_end; // segments that the tile does not cut
+    TileEdges edges;
     int num_pieces;
   };
   __shared__ Work work;
@@ -204,24 +220,14 @@ __global__ void __launch_bounds__(MovePolicy::kNarrowThreads, 1) map_narrow_kern
 #pragma unroll 1
   for (int64_t unit = blockIdx.x; unit < args.units; unit += gridDim.x) {
     __syncthreads();  // the tile before is done with shared memory
-    if (threadIdx.x < 2 * kSearch) {
-      const Place at = args.stack.find_together<kSearch>((unit + threadIdx.x / kSearch) * args.keys, 1);
-      const int64_t segment = at.slice * segments.num_segments + at.segment;
-      const int64_t position = at.slice * segments.num_positions + at.begin + at.first;
-      constexpr unsigned kBoth = (1u << kSearch << kSearch) - 1;
-      const int64_t last_segment = __shfl_sync(kBoth, segment, kSearch), last_position = __shfl_sync(kBoth, position, kSearch);
-      const bool goes_on = __shfl_sync(kBoth, int(at.first > 0), kSearch);
-      if (threadIdx.x == 0) {
-        // Within these bounds for offsets that ascend, and by force for others.
-        const int count = int(max(int64_t(0), min(last_segment - segment + goes_on, int64_t(args.keys + 1))));
-        const int rows = int(max(int64_t(0), min(last_position - position, int64_t(args.keys))));
-        work = {segment, position, count, rows, at.first > 0, count - goes_on, 0};
-        starts[0] = 0;
-      }
+    TileEdges found;
+    if (threadIdx.x < 2 * kSearch && args.stack.find_tile<kSearch>(unit, args.keys, 1, found)) {
+      work = {found, 0};
+      starts[0] = 0;
     }
     __syncthreads();
-    const int count = work.count, rows = work.rows;
-    const int64_t first_segment = work.segment, first_position = work.position;
+    const int count = work.edges.count, rows = min(work.edges.rows, args.keys);
+    const int64_t first_segment = work.edges.segment, first_position = work.edges.position;
 #pragma unroll 1
     for (int i = threadIdx.x; i < count; i += kThreads) {
       starts[i + 1] = uint16_t(max(int64_t(0), min(args.stack.end(first_segment + i) - first_position, int64_t(rows))));
@@ -239,7 +245,8 @@ __global__ void __launch_bounds__(MovePolicy::kNarrowThreads, 1) map_narrow_kern
     const bool has_edge = threadIdx.x < 2 * kVectorBytes && edge < (before ? min(first, stop) : stop);
 
     if constexpr (M::kReadsData) {
-      const unsigned char* const data = static_cast<const unsigned char*>(args.call.data) + (first_position * row_bytes - shift);
+      const unsigned char* const data =
+          static_cast<const unsigned char*>(args.call.data) + (first_position * row_bytes - shift);
       if (reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0) {
 #pragma unroll 4
         for (int at = own; at < last; at += kStep) {
@@ -263,7 +270,7 @@ __global__ void __launch_bounds__(MovePolicy::kNarrowThreads, 1) map_narrow_kern
     const auto write_rows = [&](int i, int column, int start, int n) {
       const int64_t stacked = first_segment + i, slice = args.stack.slice_of(stacked, segments.num_segments);
       int64_t length = starts[i + 1] - starts[i];
-      if (i < work.whole_begin || i >= work.whole_end) {
+      if (i < work.edges.whole_begin || i >= work.edges.whole_end) {
         const int64_t segment = stacked - slice * segments.num_segments, begin = segments.begin(segment);
         length = segments.end(segment, begin) - begin;
       }
@@ -276,22 +283,31 @@ __global__ void __launch_bounds__(MovePolicy::kNarrowThreads, 1) map_narrow_kern
         *x = map(M::kReadsData ? *x : T{}, row + r);
       }
     };
+    const auto list_pieces = [&](int i, int first_piece, int step) {
+      const int n = starts[i + 1] - starts[i];
 #pragma unroll 1
-    for (int item = threadIdx.x; item < count * inner; item += kThreads) {
+      for (int p = first_piece; p * kRun < n; p += step) {
+        const int entry = atomicAdd(&work.num_pieces, 1);   // in any order, for each is on its own
+        if (entry < room) pieces[entry] = i * kPieces + p;  // or the offsets do not ascend
+      }
+    };
+    // A segment that the tile cuts may be all of it: its pieces are listed by all threads.
+    const int whole_begin = work.edges.whole_begin, whole_end = work.edges.whole_end;
+    if (whole_begin > 0) list_pieces(0, threadIdx.x, kThreads);
+    if (whole_end < count && whole_end >= whole_begin) list_pieces(count - 1, threadIdx.x, kThreads);
+#pragma unroll 1
+    for (int item = whole_begin * inner + threadIdx.x; item < whole_end * inner; item += kThreads) {
       const int i = inner == 1 ? item : item / inner, column = item - i * inner;
       const int start = starts[i], n = starts[i + 1] - start;
       if (n <= kRun) {
         if (n > 0) write_rows(i, column, start, n);
       } else if (column == 0) {
-        const int parts = (n + kRun - 1) / kRun;
-        const int entry = atomicAdd(&work.num_pieces, parts);  // in any order: each is on its own
-#pragma unroll 1
-        for (int p = 0; p < parts; ++p) pieces[entry + p] = i * kPieces + p;
+        list_pieces(i, 0, 1);
       }
     }
     __syncthreads();
 #pragma unroll 1
-    for (int item = threadIdx.x; item < work.num_pieces * inner; item += kThreads) {
+    for (int item = threadIdx.x; item < min(work.num_pieces, room) * inner; item += kThreads) {
       const int entry = inner == 1 ? item : item / inner, column = item - entry * inner;
       const int i = pieces[entry] / kPieces, start = starts[i] + pieces[entry] % kPieces * kRun;
       write_rows(i, column, start, min(kRun, starts[i + 1] - start));
@@ -320,8 +336,8 @@ struct MapRows {
     const RowMapCall& call = args.call;
     const int64_t row_bytes = call.inner * int64_t(sizeof(T));
     const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % kVectorBytes == 0; };
-    const bool vectors = row_bytes % kVectorBytes == 0 && aligned(call.data) && aligned(call.out) && aligned(call.arrays.values) &&
-                         aligned(call.arrays.result) && aligned(call.arrays.extra);
+    const bool vectors = row_bytes % kVectorBytes == 0 && aligned(call.data) && aligned(call.out) &&
+                         aligned(call.arrays.values) && aligned(call.arrays.result) && aligned(call.arrays.extra);
     if (call.segments.order) {
       if (vectors) {
         run_ordered<kVec>(stream);
@@ -349,7 +365,8 @@ struct MapRows {
     const int groups = set_lanes(kWidth);
     args.keys = MovePolicy::kWideKeys;
     args.units = ceil_div(args.stack.num_keys(), args.keys);
-    const dim3 grid(blocks_for(args.units, groups), blocks_along_y(ceil_div(args.call.inner, int64_t(args.lanes) * kWidth)));
+    const dim3 grid(blocks_for(args.units, groups),
+                    blocks_along_y(ceil_div(args.call.inner, int64_t(args.lanes) * kWidth)));
     map_wide_kernel<M, T, kWidth><<<grid, groups * args.lanes, 0, stream>>>(args);
   }
 
@@ -362,13 +379,14 @@ struct MapRows {
   }
 
   void run_narrow(cudaStream_t stream) {
-    const int row_bytes = int(args.call.inner * sizeof(T)), padded = (MovePolicy::kTileBytes + 128) / 128 * kTileUnit<T>;
+    const int row_bytes = int(args.call.inner * sizeof(T)),
+              padded = (MovePolicy::kTileBytes + 128) / 128 * kTileUnit<T>;
     args.keys = std::min(MovePolicy::kTileRows, MovePolicy::kTileBytes / row_bytes);
     args.units = ceil_div(args.stack.num_keys(), args.keys);
     args.starts_offset = MovePolicy::kTileBytes + 128 + padded;
     args.list_offset = args.starts_offset + (args.keys + 2) / 2 * 4;
-    const int list = 2 * (args.keys / MovePolicy::kRun + 1);  // a segment has more than kRun rows or is not on it
-    map_narrow_kernel<M, T><<<blocks_for(args.units, 1), MovePolicy::kNarrowThreads, args.list_offset + list * int(sizeof(int)), stream>>>(args);
+    map_narrow_kernel<M, T><<<blocks_for(args.units, 1), MovePolicy::kNarrowThreads,
+                              args.list_offset + piece_room(args.keys) * int(sizeof(int)), stream>>>(args);
   }
 };
 
@@ -408,11 +426,16 @@ void map_rows(const RowMapCall& call, cudaStream_t stream) {
     return;
   }
   switch (call.map) {
-    case RowMap::broadcast: return broadcast(call, row_bytes, stream);
-    case RowMap::mean: return map_floating<MeanMap>(call, stream);
-    case RowMap::select: return map_floating<SelectMap>(call, stream);
-    case RowMap::extremum: return map_floating<ExtremumMap>(call, stream);
-    case RowMap::prod: return map_floating<ProductMap>(call, stream);
+    case RowMap::broadcast:
+      return broadcast(call, row_bytes, stream);
+    case RowMap::mean:
+      return map_floating<MeanMap>(call, stream);
+    case RowMap::select:
+      return map_floating<SelectMap>(call, stream);
+    case RowMap::extremum:
+      return map_floating<ExtremumMap>(call, stream);
+    case RowMap::prod:
+      return map_floating<ProductMap>(call, stream);
   }
   unsupported();
 }

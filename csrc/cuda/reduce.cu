@@ -1,15 +1,15 @@
 // Reduction of segments.
 //
-// A segment is cut into chunks (segments.h), and a kernel takes equal ranges of keys, so equal work. A chunk that is
-// a whole segment becomes a result at once. The partial result of a chunk of a longer segment goes to its slot, and
-// a second launch combines those (and a third, of segments with more than args.fan chunks). No launch
-// waits for the host, nothing is atomic, and how rows are associated depends on their place in the segment only:
+// A segment is cut into chunks (segments.h), and a kernel takes equal ranges of keys, so equal work. A chunk that is a
+// whole segment becomes a result at once. The partial result of a chunk of a longer segment goes to its slot, and a
+// second launch combines those (a third, where a segment has more of them than a block takes). No launch waits for the
+// host, no result depends on atomics, and how rows are associated depends on their place in the segment only:
 //
-//     rows      ((r0, r1), (r2, r3)), one after the other     one thread, at most a chunk or a run of rows
-//     runs      in a tree, by shuffles                        narrow rows: one chunk, a team of lanes
-//     partials  runs of chunks, then a tree                   one block
+//     rows      ((r0, r1), (r2, r3)), one four after the other     one thread
+//     runs      in a tree, by shuffles                             narrow rows: one chunk, a team of lanes
+//     partials  runs of chunks, then a tree                        one block
 //
-// Bytes moved for each element of data: sizeof(T), and for each chunk of a long segment one partial, twice.
+// Bytes moved for each element of data: sizeof(T), and for each chunk of a long segment one partial result, twice.
 #include <cuda_runtime.h>
 
 #include <cstring>
@@ -24,70 +24,86 @@
 namespace fastops::cuda {
 namespace {
 
+// "Measured" means instructions, sectors of memory and the longest warp as benchmarks/cuda_traffic.py counts them.
 struct ReducePolicy {
-  static constexpr int kThreads = 128;  // and one block at least, or the compiler spills registers to fit more of them
-  static constexpr int kNarrowThreads = 128;  // guess
-  static constexpr int kSearchLanes = 8;      // guess
-  // Rows of fewer bytes than a sector of memory go through shared memory.
+  // And at least one block: without that promise the compiler spills a few registers to fit one block more.
+  static constexpr int kThreads = 128;
+
+  // Rows of fewer bytes than a sector of memory go through shared memory. Measured: read directly, rows of 16 bytes
+  // cost twice their size.
   static constexpr int kNarrowBytes = 32;
 
-  // Wide rows: bytes of a column in a chunk, which is also the range of keys that one group of lanes walks,
-  // guess: rows of 4 bytes a column, of which a partial result for each 64 adds 3 % to the traffic; as many bytes of others
+  // Wide rows: bytes of a column in a chunk. Measured: the partial results of 64 rows of floats add 3 % to the traffic
+  // of one long segment; half as many rows save nothing and add 6 %.
   static constexpr int kWideChunk = 256;
+  // Chunks of keys that a group of lanes walks. Measured: with 1 the longest warp beside a giant segment has 1.66 times
+  // the work of those in a uniform input, with 2 it has 1.35.
+  static constexpr int kWideRange = 2;
 
-  // Narrow rows: bytes of rows that a block can hold, and of a chunk; twice as many where rows are vectors. Rows that
-  // it can hold, and of a chunk, where rows are short.
+  // Narrow rows: bytes of rows that a block can hold, and of a chunk; twice as many where rows are vectors, and no more
+  // rows than these where they are shorter than a word. Measured: the search for a tile of 16 KB is 3 % of its traffic;
+  // guess: larger tiles leave too few blocks.
   static constexpr int kTileBytes = 18432;
   static constexpr int kChunkBytes = 2048;
   static constexpr int kTileRows = 9216;
   static constexpr int kMaxChunk = 1024;
-  // A thread takes segments of up to an eighth of a chunk (kRuns), and teams of kMinTeam, twice or four times as many
-  // threads take others, so that no thread has more than a sixteenth of a chunk then.
+  // Threads of a block, half as many where rows are vectors. Measured: with 256 the work that each thread has whatever
+  // the tile is doubles the instructions.
+  static constexpr int kNarrowThreads = 128;
+  static constexpr int kSearchLanes = 8;  // guess
+  // One thread takes a segment of up to an eighth of a chunk (kRuns); teams of kMinTeam, twice or four times as many
+  // threads take others, so that no thread has more than a sixteenth of a chunk then. Measured, segments of 100 floats:
+  // 17 instructions for each, 29 with teams of 16 only.
   static constexpr int kRuns = 8;
   static constexpr int kMinTeam = 4;
 
-  // Combining: chunks of a segment that one block takes; that some of its threads take; windows of a block.
+  // Combining: columns side by side at most; chunks of a segment that one block takes at least, and for each of the
+  // threads that share a column; chunks that one of those threads takes alone; windows of as many chunks for which a
+  // block of the last launch looks. All guesses.
+  static constexpr int kCombineThreads = 128;
+  static constexpr int kColumns = 32;
   static constexpr int kFan = 128;
   static constexpr int kFanRun = 8;
   static constexpr int kFew = 16;
-  static constexpr int kCombineThreads = 128;
-  static constexpr int kLastBatch = 8;  // fan windows of a block
-  static constexpr int kColumns = 32;  // at most, side by side
+  static constexpr int kLastBatch = 8;
 };
 
-// How narrow rows are cut, and the shared memory of a tile: rows, then starts of segments, then chunks for teams of each
-// size.
+// How narrow rows are cut, and the shared memory of a tile: rows, then starts of segments, then chunks for teams of
+// each size.
 struct NarrowShape {
   int row_bytes;
-  int between;    // TileRows
-  int chunk;      // rows, a power of two
+  int gap;    // bytes between lines of the tile
+  int chunk;  // rows, a power of two
   int log2_chunk;
-  int run;        // rows of a segment that one thread takes at most
-  int keys;       // of a tile
-  int starts_offset, list_offset[3], bytes;  // in bytes from the first row
+  int run;                                   // rows of a segment that one thread takes at most
+  int keys;                                  // of a tile
+  int starts_offset, list_offset[3], bytes;  // from the beginning
 
   template <class Tile>
   static constexpr FASTOPS_HD NarrowShape make(int row_bytes, bool vectors) {
     using P = ReducePolicy;
     NarrowShape shape{};
     shape.row_bytes = row_bytes;
-    shape.between = Tile::between(row_bytes);
+    shape.gap = Tile::gap(row_bytes);
     const int scale = vectors ? 2 : 1;
-    while (2 << shape.log2_chunk <= P::kMaxChunk && (row_bytes << 1 << shape.log2_chunk) <= P::kChunkBytes * scale) ++shape.log2_chunk;
+    while (2 << shape.log2_chunk <= P::kMaxChunk && (row_bytes << 1 << shape.log2_chunk) <= P::kChunkBytes * scale)
+      ++shape.log2_chunk;
     shape.chunk = 1 << shape.log2_chunk;
     shape.run = shape.chunk / P::kRuns;
     const int held = P::kTileBytes * scale / row_bytes, rows = held < P::kTileRows ? held : P::kTileRows;
     shape.keys = rows - shape.chunk;
-    shape.starts_offset = ((Tile::kLine + 128 + rows * row_bytes + Tile::kLine - 1) / Tile::kLine * (Tile::kLine + shape.between) + 3) / 4 * 4;
+    shape.starts_offset =
+        ((Tile::kLine + 128 + rows * row_bytes + Tile::kLine - 1) / Tile::kLine * (Tile::kLine + shape.gap) + 3) / 4 *
+        4;
     shape.bytes = shape.starts_offset + (shape.keys + 3) / 2 * 4;
-    int least = shape.run;  // rows of a segment with a chunk in the list, but for those that the tile cuts
-    for (int& offset : shape.list_offset) {
-      offset = shape.bytes;
-      shape.bytes += (rows / least + 2) * 4;
-      least *= 2;
+    for (int size = 0; size < 3; ++size) {
+      shape.list_offset[size] = shape.bytes;
+      shape.bytes += shape.list_room(size) * 4;
     }
     return shape;
   }
+  // A segment with a chunk in a list has at least so many rows, but for the two that the tile cuts.
+  constexpr FASTOPS_HD int list_room(int size) const { return (keys + chunk) / (run << size) + 2; }
 };
 
 struct ReduceArgs {
@@ -98,11 +114,11 @@ struct ReduceArgs {
   int64_t units;      // ranges or tiles
   int chunk;          // rows, a power of two
   int log2_chunk;
-  int keys;           // of a range
-  int lanes;          // of a group
-  int covers;         // whether a segment can be longer than a chunk
-  bool mirror;        // of extrema: look for the smallest
-  int64_t truth_mask; // of any and all: the bits of an element that can make it true
+  int keys;            // of a range
+  int lanes;           // of a group
+  int covers;          // whether a segment can be longer than a chunk
+  bool mirror;         // of extrema: look for the smallest
+  int64_t truth_mask;  // of any and all: the bits of an element that can make it true
   NarrowShape narrow;
 };
 
@@ -122,8 +138,10 @@ struct Reducers {
   template <template <class, class> class R>
   static constexpr bool is = std::is_same_v<typename Types::template Reducer<V, int>, R<V, int>>;
   static constexpr bool kIsMean = is<Mean>;
-  static constexpr bool kIsLargest = is<Extremum<true>::Value> || is<Extremum<true>::WithRow> || is<Extremum<true>::WithCount>;
-  static constexpr bool kIsSmallest = is<Extremum<false>::Value> || is<Extremum<false>::WithRow> || is<Extremum<false>::WithCount>;
+  static constexpr bool kIsLargest =
+      is<Extremum<true>::Value> || is<Extremum<true>::WithRow> || is<Extremum<true>::WithCount>;
+  static constexpr bool kIsSmallest =
+      is<Extremum<false>::Value> || is<Extremum<false>::WithRow> || is<Extremum<false>::WithCount>;
   static constexpr bool kIsTruth = is<Truth<true>::Of> || is<Truth<false>::Of>;
 
   using Joined = typename Types::template Reducer<V, int>;
@@ -156,7 +174,9 @@ struct StraightRows {
   static constexpr int kFours = 2;  // times four rows in flight
   const T* at;
   int64_t stride;
-  __device__ __forceinline__ Pack<T, kVec> load(int j) const { return *reinterpret_cast<const Pack<T, kVec>*>(at + j * stride); }
+  __device__ __forceinline__ Pack<T, kVec> load(int j) const {
+    return *reinterpret_cast<const Pack<T, kVec>*>(at + j * stride);
+  }
   __device__ __forceinline__ void advance(int n) { at += n * stride; }
 };
 
@@ -183,7 +203,9 @@ __device__ __forceinline__ void join_rows(const ReduceArgs& args, Rows from, int
   decltype(from.load(0)) x[4];
   int left = rows;
   const auto row = [&](int j, int e) { return R::of(load_element<Types>(x[j][e], args), number + (rows - left) + j); };
-  const auto four = [&](int e) { return R::combine(R::combine(row(0, e), row(1, e)), R::combine(row(2, e), row(3, e))); };
+  const auto four = [&](int e) {
+    return R::combine(R::combine(row(0, e), row(1, e)), R::combine(row(2, e), row(3, e)));
+  };
   if (rows >= 4) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) x[j] = from.load(j);
@@ -214,17 +236,24 @@ __device__ __forceinline__ void join_rows(const ReduceArgs& args, Rows from, int
   }
 }
 
+// The row at a position, num_rows if there is none: offsets that do not ascend lead to positions that do not exist.
+__device__ __forceinline__ int64_t row_at(const SegmentsView& segments, int64_t position) {
+  return uint64_t(position) < uint64_t(segments.num_positions) ? segments.row(position) : segments.num_rows;
+}
+
 // Rows of one column whose plain sum is not finite. Out of line: it hardly ever runs.
 template <class T>
 __device__ __noinline__ compute_t<T> scaled_total(const T* slice, int64_t stride, IndexArray order, int64_t num_rows,
-                                                  int64_t position, int rows) {
+                                                  int64_t num_positions, int64_t position, int rows) {
+  SegmentsView segments;
+  segments.order = order;
+  segments.num_rows = num_rows;
+  segments.num_positions = num_positions;
   compute_t<T> total = 0;
 #pragma unroll 1
   for (int r = 0; r < rows; ++r) {
-    const int64_t row = order ? order[position + r] : position + r;
-    if (uint64_t(row) < uint64_t(num_rows)) {
-      total += load_as<compute_t<T>>(slice[row * stride]) * ScaledMean<compute_t<T>, int>::kScale;
-    }
+    const int64_t row = row_at(segments, position + r);
+    if (row < num_rows) total += load_as<compute_t<T>>(slice[row * stride]) * ScaledMean<compute_t<T>, int>::kScale;
   }
   return total;
 }
@@ -238,13 +267,14 @@ struct Span {
 // The scaled total beside a total (reducers.h). The rows are read once more if that is not finite.
 template <class T, class Where>
 __device__ __forceinline__ ScaledMean<compute_t<T>, int> with_scaled(const ReduceArgs& args, int rows, int64_t column,
-                                                                compute_t<T> total, Where&& where) {
+                                                                     compute_t<T> total, Where&& where) {
   using Scaled = ScaledMean<compute_t<T>, int>;
   if (Scaled::finite(total)) return {total, total * Scaled::kScale};
   const SegmentsView& segments = args.stack.one;
   const Span span = where();
   const T* slice = static_cast<const T*>(args.call.data) + span.slice * segments.num_rows * args.call.inner + column;
-  return {total, scaled_total<T>(slice, args.call.inner, segments.order, segments.num_rows, span.position, rows)};
+  return {total, scaled_total<T>(slice, args.call.inner, segments.order, segments.num_rows, segments.num_positions,
+                                 span.position, rows)};
 }
 
 // Brings the joined rows of a chunk, kVec columns of them, where they belong: element `at` of the results if the chunk
@@ -284,13 +314,15 @@ __device__ __forceinline__ void finish(const ReduceArgs& args, bool whole, int64
       int64_t x[kVec];
 #pragma unroll
       for (int e = 0; e < kVec; ++e) {
-        x[e] = R::kExtra == Extra::row ? segments.row(where().position + joined[e].extra()) : int64_t(joined[e].extra());
+        x[e] = R::kExtra == Extra::row ? row_at(segments, where().position + joined[e].extra())
+                                       : int64_t(joined[e].extra());
       }
       store_pack(call.extra + at, x);
     }
   } else {
     const Span span = where();
-    const int64_t slot_ = slot(span.slice * segments.num_positions + span.position - span.first, span.first, args.chunk);
+    const int64_t to_slot =
+        slot(span.slice * segments.num_positions + span.position - span.first, span.first, args.chunk);
     using Kept = typename Reducers<Types>::Kept;
     Kept kept[kVec];
 #pragma unroll
@@ -301,7 +333,7 @@ __device__ __forceinline__ void finish(const ReduceArgs& args, bool whole, int64
         kept[e] = joined[e];
       }
     }
-    store_words(static_cast<Kept*>(args.partials) + slot_ * call.inner + column, kept);
+    store_words(static_cast<Kept*>(args.partials) + to_slot * call.inner + column, kept);
   }
 }
 
@@ -319,7 +351,8 @@ __device__ __forceinline__ void finish_empty(const ReduceCall& call, int64_t at)
     } else {
       Out x[kVec];
 #pragma unroll
-      for (int e = 0; e < kVec; ++e) x[e] = is_floating<Out> ? store_as<Out>(call.fill) : store_as<Out>(call.fill_integer);
+      for (int e = 0; e < kVec; ++e)
+        x[e] = is_floating<Out> ? store_as<Out>(call.fill) : store_as<Out>(call.fill_integer);
       store_pack(static_cast<Out*>(call.out) + at, x);
     }
   }
@@ -331,8 +364,8 @@ __device__ __forceinline__ void finish_empty(const ReduceCall& call, int64_t at)
   }
 }
 
-// The window whose last position is in [begin, end), positions of the stack, or -1; a range of one chunk has at most
-// one such window, beside the last one, which may be shorter.
+// Notes which segment stands at the end of a window of chunk positions, if that is one of [begin, end): no more than a
+// chunk of them, so one window at the most, beside the last one, which may be shorter.
 __device__ __forceinline__ void cover(const ReduceArgs& args, int64_t begin, int64_t end, int64_t segment) {
   const int64_t window = end >> args.log2_chunk;
   if (window > begin >> args.log2_chunk) args.covering[window - 1] = segment;
@@ -342,12 +375,13 @@ __device__ __forceinline__ void cover(const ReduceArgs& args, int64_t begin, int
 // Rows of a sector or more. A group of lanes walks a range of keys, each lane with kVec columns:
 //
 //     columns ->    | lane 0 | lane 1 | ... | lane G - 1 |     next group of lanes or blockIdx.y
-//     range 0       rows of the chunks with keys [0, keys), four in flight
+//     range 0       rows of the chunks with keys [0, keys), eight in flight
 //     range 1       the next group
 //
 // Lanes never exchange anything, so that a group may have any number of lanes and cross warps.
 template <class Types, int kVec>
-__global__ void __launch_bounds__(ReducePolicy::kThreads, 1) reduce_wide_kernel(const __grid_constant__ ReduceArgs args) {
+__global__ void __launch_bounds__(ReducePolicy::kThreads, 1)
+    reduce_wide_kernel(const __grid_constant__ ReduceArgs args) {
   using T = typename Types::T;
   using R = typename Reducers<Types>::Joined;
   const SegmentsView& segments = args.stack.one;
@@ -373,12 +407,13 @@ __global__ void __launch_bounds__(ReducePolicy::kThreads, 1) reduce_wide_kernel(
         while (segment < last && begin + segment + first < stop) {
           const int64_t next = segments.begin(segment + 1), left = next - begin - first;
           const bool whole = next - begin <= args.chunk;
-          const int rows = int(min(left, int64_t(args.chunk)));
+          const int rows = int(max(int64_t(0), min(left, int64_t(args.chunk))));
           if (rows > 0) {
             const int64_t position = begin + first;
             R joined[kVec];
             if (segments.order) {
-              join_rows<Types>(args, OrderedRows<T, kVec>{data, inner, segments.order, segments.num_rows, position}, 0, rows, joined);
+              join_rows<Types>(args, OrderedRows<T, kVec>{data, inner, segments.order, segments.num_rows, position}, 0,
+                               rows, joined);
             } else {
               join_rows<Types>(args, StraightRows<T, kVec>{data + position * inner, inner}, 0, rows, joined);
             }
@@ -407,17 +442,17 @@ __global__ void __launch_bounds__(ReducePolicy::kThreads, 1) reduce_wide_kernel(
   }
 }
 
-// Where rows are vectors there is a quarter as much to do for each byte.
 template <int n>
 constexpr int kLog2 = 1 + kLog2<n / 2>;
 template <>
 constexpr int kLog2<1> = 0;
 
+// Where rows are vectors there is less to do for each byte.
 template <int kVec>
 constexpr int narrow_threads = kVec > 1 ? ReducePolicy::kNarrowThreads / 2 : ReducePolicy::kNarrowThreads;
 
-// Rows in shared memory, in lines of 256 bytes. Threads walk runs that often begin a power of two apart; an odd number of
-// units from line to line keeps them out of each other's banks. A line is followed by what comes first in the next
+// Rows in shared memory, in lines of 256 bytes. Threads walk runs that often begin a power of two apart; an odd number
+// of units from line to line keeps them out of each other's banks. A line is followed by what comes first in the next
 // one, so that four rows are always at a fixed distance from each other.
 template <class T, int kVec>
 struct TileRows {
@@ -426,18 +461,18 @@ struct TileRows {
   static constexpr int kLine = 256;
   // Bytes that are repeated, whole vectors, and bytes between lines.
   static constexpr FASTOPS_HD int repeated(int row_bytes) { return (3 * row_bytes + kVectorBytes - 1) & -kVectorBytes; }
-  static constexpr FASTOPS_HD int between(int row_bytes) {
+  static constexpr FASTOPS_HD int gap(int row_bytes) {
     const int bytes = repeated(kVec > 1 ? kVectorBytes : row_bytes);
     return (kLine + bytes) / kUnit % 2 == 1 ? bytes : bytes + kUnit;
   }
 
   const unsigned char* tile;
-  int at;       // bytes, before lines are set apart
-  int between_;
-  int stride;   // bytes of a row
+  int at;  // bytes, before lines are set apart
+  int gap_;
+  int stride;  // bytes of a row
   const unsigned char* row;
-  __device__ __forceinline__ TileRows(const unsigned char* tile, int at, int between, int stride)
-      : tile(tile), at(at), between_(between), stride(stride) {
+  __device__ __forceinline__ TileRows(const unsigned char* tile, int at, int gap, int stride)
+      : tile(tile), at(at), gap_(gap), stride(stride) {
     advance(0);
   }
   __device__ __forceinline__ Pack<T, kVec> load(int j) const {
@@ -445,7 +480,7 @@ struct TileRows {
   }
   __device__ __forceinline__ void advance(int n) {
     at += n * stride;
-    row = tile + at + (unsigned(at) / kLine) * between_;
+    row = tile + at + (unsigned(at) / kLine) * gap_;
   }
 };
 
@@ -481,8 +516,8 @@ __device__ __forceinline__ R shuffle_down(unsigned mask, const R& x, int by) {
 // Rows of less than a sector. A block takes the chunks with keys in one tile, and with them consecutive rows:
 //
 //     memory   | segment | segment |     segment     | ...       16 bytes for each thread, to shared memory
-//     short    thread 0    thread 1                              segments of at most args.run rows, each column
-//     long                             lanes 0 to 7              chunks of others: a team of 4 to 16, in consecutive runs
+//     short    thread 0    thread 1                              segments of at most shape.run rows, each column
+//     long                             lanes 0 to 7              chunks of others: a team, in consecutive runs
 //
 // Rows are read once whatever the segments are; results of neighbouring segments are written by neighbouring threads.
 template <class Types, int kVec>
@@ -493,16 +528,12 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
   using Tile = TileRows<T, kVec>;
   constexpr int kThreads = narrow_threads<kVec>, kSearch = ReducePolicy::kSearchLanes;
   constexpr int kMinTeam = ReducePolicy::kMinTeam, kTeams = 3;  // sizes: kMinTeam threads, twice, four times as many
-  constexpr int kChunks = 64;  // more than a tile has of one segment
-  // What the block has to do. Segments and rows of the tile are counted from its first.
+  constexpr int kChunks = 64;                                   // more than a tile has of one segment
   struct Work {
-    int64_t segment, position;  // of the stack, where the tile begins
-    int64_t first;              // rows of that segment before the tile
-    int count, rows;            // segments and rows of the tile
-    int whole_begin, whole_end; // segments that the tile does not cut
-    int shift;                  // bytes of the tile before the rows
-    int windows;                // of chunk positions that end in the tile
-    int num_long[kTeams];       // chunks for teams of each size
+    TileEdges edges;
+    int shift;             // bytes of the tile before the rows
+    int windows;           // of chunk positions that end in the tile
+    int num_long[kTeams];  // chunks for teams of each size
   };
   __shared__ Work work;
   extern __shared__ uint4 dynamic[];
@@ -514,44 +545,36 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
 
   const SegmentsView& segments = args.stack.one;
   const int inner = int(args.call.inner), columns = kVec > 1 ? 1 : inner;
-  const int row_bytes = shape.row_bytes, between = shape.between, log2_chunk = shape.log2_chunk, chunk = 1 << log2_chunk;
+  const int row_bytes = shape.row_bytes, gap = shape.gap;
+  const int log2_chunk = shape.log2_chunk, chunk = 1 << log2_chunk;
 #pragma unroll 1
   for (int64_t unit = blockIdx.x; unit < args.units; unit += gridDim.x) {
     __syncthreads();  // the tile before is done with shared memory
-    if (threadIdx.x < 2 * kSearch) {
-      const Place at = args.stack.find_together<kSearch>((unit + threadIdx.x / kSearch) * shape.keys, chunk);
-      const int64_t segment = at.slice * segments.num_segments + at.segment;
-      const int64_t position = at.slice * segments.num_positions + at.begin + at.first;
-      constexpr unsigned kBoth = (1u << kSearch << kSearch) - 1;
-      const int64_t last_segment = __shfl_sync(kBoth, segment, kSearch), last_position = __shfl_sync(kBoth, position, kSearch);
-      const bool goes_on = __shfl_sync(kBoth, int(at.first > 0), kSearch);
-      if (threadIdx.x == 0) {
-        // Within these bounds for offsets that ascend, and by force for others.
-        const int count = int(max(int64_t(0), min(last_segment - segment + goes_on, int64_t(shape.keys + 1))));
-        const int rows = int(max(int64_t(0), min(last_position - position, int64_t(shape.keys + chunk))));
-        // Bytes of the tile are counted from the 128-byte line of memory in which its first row begins, so that requests
-        // are whole lines; they stand behind a line of shared memory for what the next one repeats.
-        const uintptr_t from = reinterpret_cast<uintptr_t>(args.call.data) + position * row_bytes;
-        // The last window of the stack may be shorter.
-        const int ahead = int(position & (chunk - 1)), rounding = position + rows == args.stack.num_positions() ? chunk - 1 : 0;
-        work = {segment, position, at.first, count, rows, at.first > 0 && count > 0, count - goes_on, Tile::kLine + (segments.order ? 0 : int(from % 128)),
-                args.covers ? (ahead + rows + rounding) >> log2_chunk : 0, {}};
-        starts[0] = 0;
-      }
+    TileEdges found;
+    if (threadIdx.x < 2 * kSearch && args.stack.find_tile<kSearch>(unit, shape.keys, chunk, found)) {
+      // Bytes of the tile are counted from the 128-byte line of memory in which its first row begins, so that requests
+      // are whole lines; they stand behind a line of shared memory for what the next one repeats.
+      const uintptr_t from = reinterpret_cast<uintptr_t>(args.call.data) + found.position * row_bytes;
+      const int in_line = segments.order ? 0 : int(from % 128);
+      // The last window of the stack may be shorter.
+      const bool last = found.rows > 0 && found.position + found.rows == args.stack.num_positions();
+      const int window_rows = int(found.position & (chunk - 1)) + found.rows + (last ? chunk - 1 : 0);
+      work = {found, Tile::kLine + in_line, args.covers ? window_rows >> log2_chunk : 0, {}};
+      starts[0] = 0;
     }
     __syncthreads();
-    const int count = work.count, rows = work.rows, shift = work.shift;
-    const int64_t first_segment = work.segment, first_position = work.position;
+    const int count = work.edges.count, rows = work.edges.rows, shift = work.shift;
+    const int64_t first_segment = work.edges.segment, first_position = work.edges.position;
 
 #pragma unroll 1
     for (int i = threadIdx.x; i < count; i += kThreads) {
       starts[i + 1] = uint16_t(max(int64_t(0), min(args.stack.end(first_segment + i) - first_position, int64_t(rows))));
     }
-    const auto place_of = [&](unsigned byte) { return tile + byte + byte / Tile::kLine * between; };
+    const auto place_of = [&](unsigned byte) { return tile + byte + byte / Tile::kLine * gap; };
     const unsigned repeated = Tile::repeated(row_bytes);
     const auto stage_element = [&](unsigned byte, T x) {
       *reinterpret_cast<T*>(place_of(byte)) = x;
-      if (byte % unsigned(Tile::kLine) < repeated) *reinterpret_cast<T*>(place_of(byte) - between) = x;
+      if (byte % unsigned(Tile::kLine) < repeated) *reinterpret_cast<T*>(place_of(byte) - gap) = x;
     };
     if (segments.order) {
 #pragma unroll 1
@@ -567,7 +590,8 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
       }
     } else {
       constexpr int kFlight = 8, kStep = kThreads * kVectorBytes;
-      const unsigned char* const line = static_cast<const unsigned char*>(args.call.data) + (first_position * row_bytes - shift);
+      const unsigned char* const line =
+          static_cast<const unsigned char*>(args.call.data) + (first_position * row_bytes - shift);
       const int stop = shift + rows * row_bytes;
       const int first = (shift + kVectorBytes - 1) & -kVectorBytes, last = stop & -kVectorBytes;
       int at = Tile::kLine + threadIdx.x * kVectorBytes;
@@ -575,7 +599,7 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
       int steps = (last - at + kStep - 1) >> kLog2<kStep>;
       const unsigned char* from = line + at;
       unsigned char* to = place_of(at);
-      const int to_next = kStep + kStep / Tile::kLine * between;
+      const int to_next = kStep + kStep / Tile::kLine * gap;
       const auto copy = [&](auto has) {
         uint4 x[kFlight];
 #pragma unroll
@@ -589,16 +613,18 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
         if (unsigned(at) % Tile::kLine < repeated) {
 #pragma unroll
           for (int k = 0; k < kFlight; ++k) {
-            if (has(k)) stage_vector<T, kVec>(to + k * to_next - between, x[k]);
+            if (has(k)) stage_vector<T, kVec>(to + k * to_next - gap, x[k]);
           }
         }
       };
 #pragma unroll 1
-      for (; steps >= kFlight; steps -= kFlight, from += kFlight * kStep, to += kFlight * to_next) copy([](int) { return true; });
+      for (; steps >= kFlight; steps -= kFlight, from += kFlight * kStep, to += kFlight * to_next)
+        copy([](int) { return true; });
       if (steps > 0) copy([&](int k) { return k < steps; });
       if (kVec == 1 && threadIdx.x < 2 * kVectorBytes) {  // elements before the first vector and behind the last one
         const bool before = threadIdx.x < kVectorBytes;
-        const int b = (before ? shift : max(last, first) - kVectorBytes * int(sizeof(T))) + int(threadIdx.x * sizeof(T));
+        const int b =
+            (before ? shift : max(last, first) - kVectorBytes * int(sizeof(T))) + int(threadIdx.x * sizeof(T));
         if (b < (before ? min(first, stop) : stop)) stage_element(b, *reinterpret_cast<const T*>(line + b));
       }
     }
@@ -606,20 +632,21 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
 
     // The rows of the tile from `start` on, in one column.
     const auto rows_from = [&](int start, int column) {
-      return Tile(tile, shift + start * row_bytes + column * int(sizeof(T)), between, row_bytes);
+      return Tile(tile, shift + start * row_bytes + column * int(sizeof(T)), gap, row_bytes);
     };
     const auto finish_chunk = [&](bool whole, int i, int column, int start, int n, const R(&joined)[kVec]) {
       const int64_t at = (first_segment * columns + (i * columns + column)) * kVec;
       finish<Types>(args, whole, at, column, n, joined, [&] {
         const int64_t slice = args.stack.slice_of(first_segment + i, segments.num_segments);
-        const int64_t before = i == 0 ? work.first : 0;
+        const int64_t before = i == 0 ? work.edges.first : 0;
         return Span{slice, first_position + start - slice * segments.num_positions, before + start - starts[i]};
       });
     };
-    // Chunks go to the list for the smallest team whose threads get no more than a kMaxTeam-th of the largest.
+    // A chunk goes to the list for the smallest team whose threads get no more than a sixteenth of the largest chunk.
     const auto list_of = [&](int size) {
-      return reinterpret_cast<int*>(
-          tile + (size == 0 ? shape.list_offset[0] : size == 1 ? shape.list_offset[1] : shape.list_offset[2]));
+      return reinterpret_cast<int*>(tile + (size == 0   ? shape.list_offset[0]
+                                            : size == 1 ? shape.list_offset[1]
+                                                        : shape.list_offset[2]));
     };
     const auto list_chunks = [&](int i, int first_chunk, int step) {
       const int n = starts[i + 1] - starts[i];
@@ -627,11 +654,11 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
       for (int c = first_chunk; c << log2_chunk < n; c += step) {
         const int here = min(chunk, n - (c << log2_chunk)), size = here > chunk >> 1 ? 2 : here > chunk >> 2 ? 1 : 0;
         const int entry = atomicAdd(&work.num_long[size], 1);  // in any order, for each is on its own
-        list_of(size)[entry] = i * kChunks + c;
+        if (entry < shape.list_room(size)) list_of(size)[entry] = i * kChunks + c;  // or the offsets do not ascend
       }
     };
     // Segments that the tile cuts are no results yet, whatever is left of them.
-    const int whole_begin = work.whole_begin, whole_end = work.whole_end;
+    const int whole_begin = work.edges.whole_begin, whole_end = work.edges.whole_end;
     if (whole_begin > 0) list_chunks(0, threadIdx.x, kThreads);
     if (whole_end < count && whole_end >= whole_begin) list_chunks(count - 1, threadIdx.x, kThreads);
 #pragma unroll 1
@@ -669,8 +696,8 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
     if ((work.num_long[0] | work.num_long[1] | work.num_long[2]) == 0) continue;
 #pragma unroll 1
     for (int size = 0; size < kTeams; ++size) {
-      const int items = work.num_long[size] * columns;
-      if (items == 0) continue;
+      if (work.num_long[size] == 0) continue;
+      const int items = min(work.num_long[size], shape.list_room(size)) * columns;
       const int shift_team = kLog2<kMinTeam> + size, threads = 1 << shift_team;
       const int in_warp = threadIdx.x % 32, lane = in_warp & (threads - 1);
       const unsigned team = ((1u << threads) - 1) << (in_warp - lane);
@@ -683,7 +710,8 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
         const int i = code / kChunks, skipped = code % kChunks << log2_chunk;
         const int start = starts[i] + skipped, length = starts[i + 1] - starts[i];
         const int n = min(chunk, length - skipped), run = (n + threads - 1) >> shift_team;
-        const int busy = (n + run - 1) / run, before = min(lane, busy - 1) * run;  // lanes with rows, rows before a lane's
+        const int busy = (n + run - 1) / run;          // lanes with rows
+        const int before = min(lane, busy - 1) * run;  // rows of lanes before this one
         R joined[kVec];
         join_rows<Types>(args, rows_from(start + before, column), before, min(run, n - before), joined);
 #pragma unroll 1
@@ -695,7 +723,9 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
           }
         }
         if (lane > 0) continue;
-        finish_chunk(length <= chunk && i >= whole_begin && i < whole_end, i, column, start, n, joined);
+        const bool whole = length <= chunk && i >= whole_begin && i < whole_end;
+        // Without segments of several chunks there is nowhere to keep a part; offsets that do not ascend can make one.
+        finish_chunk(whole || !args.covers, i, column, start, n, joined);
       }
     }
   }
@@ -705,11 +735,11 @@ struct CombineArgs {
   ReduceArgs reduce;
   int64_t windows;      // of chunk positions
   int64_t batches;      // of `batch` windows
-  int64_t fan_windows;  // of fan chunks, 0 if no segment can have as many
+  int64_t fan_windows;  // of `fan` chunks, 0 if no segment can have as many
   int batch;            // windows that a block looks through
   int fan;              // chunks of a segment that a block combines
   int columns;          // of a block, a power of two
-  DType out;
+  DType out;            // elements of the results, where the type of partial results does not tell
 };
 
 template <class V>
@@ -717,9 +747,14 @@ __device__ __forceinline__ void store_value(const CombineArgs& args, int64_t at,
   void* out = args.reduce.call.out;
   if constexpr (std::is_same_v<V, float>) {
     switch (args.out) {
-      case DType::f16: static_cast<Half*>(out)[at] = store_as<Half>(x); return;
-      case DType::bf16: static_cast<BFloat16*>(out)[at] = store_as<BFloat16>(x); return;
-      default: static_cast<float*>(out)[at] = x;
+      case DType::f16:
+        static_cast<Half*>(out)[at] = store_as<Half>(x);
+        return;
+      case DType::bf16:
+        static_cast<BFloat16*>(out)[at] = store_as<BFloat16>(x);
+        return;
+      default:
+        static_cast<float*>(out)[at] = x;
     }
   } else if constexpr (sizeof(V) == 8) {
     if (args.out == DType::u8) {
@@ -729,10 +764,17 @@ __device__ __forceinline__ void store_value(const CombineArgs& args, int64_t at,
     }
   } else {
     switch (args.out) {
-      case DType::u8: static_cast<uint8_t*>(out)[at] = uint8_t(x); return;
-      case DType::i8: static_cast<int8_t*>(out)[at] = int8_t(x); return;
-      case DType::i16: static_cast<int16_t*>(out)[at] = int16_t(x); return;
-      default: static_cast<int32_t*>(out)[at] = int32_t(x);
+      case DType::u8:
+        static_cast<uint8_t*>(out)[at] = uint8_t(x);
+        return;
+      case DType::i8:
+        static_cast<int8_t*>(out)[at] = int8_t(x);
+        return;
+      case DType::i16:
+        static_cast<int16_t*>(out)[at] = int16_t(x);
+        return;
+      default:
+        static_cast<int32_t*>(out)[at] = int32_t(x);
     }
   }
 }
@@ -769,7 +811,7 @@ __device__ __forceinline__ Kept* kept_of(const ReduceArgs& args, const LongSegme
 // The same with rows counted from the first row of chunk `first`.
 template <class Types>
 __device__ __forceinline__ typename Types::Total total_of(const ReduceArgs& args, const LongSegment& of, int64_t first,
-                                                                    int64_t chunk, int64_t column) {
+                                                          int64_t chunk, int64_t column) {
   return kept_of<typename Types::Kept>(args, of, chunk, column)
       ->template at<typename Types::V, int64_t>([](auto x) { return x; }, (chunk - first) * args.chunk);
 }
@@ -786,10 +828,10 @@ __device__ __forceinline__ void store_total(const CombineArgs& args, const LongS
       store_value(args, at, total.value(of.length));
     }
   }
-  if constexpr (Types::Total::kExtra != Extra::none) {
-    call.extra[at] = Types::Total::kExtra == Extra::row
-                         ? call.segments.row(of.begin % call.segments.num_positions + total.extra())
-                         : total.extra();
+  if constexpr (Types::Total::kExtra == Extra::row) {
+    call.extra[at] = row_at(call.segments, of.begin % call.segments.num_positions + total.extra());
+  } else if constexpr (Types::Total::kExtra == Extra::count) {
+    call.extra[at] = total.extra();
   }
 }
 
@@ -803,8 +845,8 @@ __device__ __forceinline__ void keep_total(const ReduceArgs& args, const LongSeg
 // Chunks first, first + step, ... (n of them) of one column, in equal runs for the threads of that column and then in a
 // tree. The thread of the first run returns true and has the result.
 template <class Types>
-__device__ __forceinline__ bool combine_in_block(const CombineArgs& args, const LongSegment& of, int64_t first, int64_t step,
-                                                 int64_t n, int64_t column, typename Types::Total* shared,
+__device__ __forceinline__ bool combine_in_block(const CombineArgs& args, const LongSegment& of, int64_t first,
+                                                 int64_t step, int64_t n, int64_t column, typename Types::Total* shared,
                                                  typename Types::Total& joined) {
   using Total = typename Types::Total;
   const ReduceArgs& reduce = args.reduce;
@@ -839,20 +881,23 @@ struct ManyChunks {
   int64_t first;
 };
 
-// The second launch. In a window of one chunk of positions at most one long segment begins; where fan windows end, at
-// most one segment goes on with its next fan chunks. A block looks through args.batch windows, a thread for each:
+// The second launch. In a window of one chunk of positions at most one long segment begins; where args.fan windows end,
+// at most one segment goes on with its next args.fan chunks. A block looks through args.batch windows, a thread for
+// each:
 //
 //     few chunks    some threads, one for each column
 //     many chunks   all threads: columns, and runs of chunks
 //
-// Results of up to fan chunks are final, others replace the first of their partials.
+// Results of up to args.fan chunks are final, others replace the first of their partial results.
 template <class Types>
-__global__ void __launch_bounds__(ReducePolicy::kCombineThreads, 1) combine_kernel(const __grid_constant__ CombineArgs args) {
+__global__ void __launch_bounds__(ReducePolicy::kCombineThreads, 1)
+    combine_kernel(const __grid_constant__ CombineArgs args) {
   constexpr int kFew = ReducePolicy::kFew, kThreads = ReducePolicy::kCombineThreads;
   using Total = typename Types::Total;
   __shared__ Total shared[kThreads];
   __shared__ LongSegment few[kThreads];
-  __shared__ ManyChunks many[kThreads / kFew + 2];
+  constexpr int kMany = kThreads / kFew + 2;
+  __shared__ ManyChunks many[kMany];
   __shared__ int num_few, num_many;
   const ReduceArgs& reduce = args.reduce;
   const int64_t chunk = reduce.chunk, fan = args.fan;
@@ -863,18 +908,22 @@ __global__ void __launch_bounds__(ReducePolicy::kCombineThreads, 1) combine_kern
     if (threadIdx.x == 0) num_few = num_many = 0;
     __syncthreads();
     const int64_t window = task * args.batch + threadIdx.x;
+    const auto list_many = [&](const LongSegment& segment, int64_t first) {
+      const int entry = atomicAdd(&num_many, 1);
+      if (entry < kMany) many[entry] = {segment, first};  // or the offsets do not ascend
+    };
     LongSegment found;
     if (int(threadIdx.x) < args.batch && window < args.windows && find_long(args, window, found)) {
       if (found.begin >= window * chunk) {
         if (found.chunks <= kFew) {
           few[atomicAdd(&num_few, 1)] = found;
         } else {
-          many[atomicAdd(&num_many, 1)] = {found, 0};
+          list_many(found, 0);
         }
       }
       if ((window + 1) % fan == 0) {
         const int64_t first = ceil_div((window + 1) * chunk - found.begin, fan * chunk) * fan;
-        if (first < found.chunks) many[atomicAdd(&num_many, 1)] = {found, first};
+        if (first < found.chunks) list_many(found, first);
       }
     }
     __syncthreads();
@@ -895,7 +944,7 @@ __global__ void __launch_bounds__(ReducePolicy::kCombineThreads, 1) combine_kern
         }
       }
 #pragma unroll 1
-      for (int i = 0; i < num_many; ++i) {
+      for (int i = 0; i < min(num_many, kMany); ++i) {
         const auto [of, first] = many[i];
         if (!combine_in_block<Types>(args, of, first, 1, min(fan, of.chunks - first), column, shared, joined)) continue;
         if (of.chunks <= fan) {
@@ -908,10 +957,11 @@ __global__ void __launch_bounds__(ReducePolicy::kCombineThreads, 1) combine_kern
   }
 }
 
-// The third launch: segments of more than fan chunks, of which at most one begins in fan windows. A block looks
-// through some of those and combines what it finds, one after the other.
+// The third launch: segments of more than args.fan chunks, of which at most one begins in as many windows. A block
+// looks at kLastBatch times as many windows and combines what it finds, one segment after the other.
 template <class Types>
-__global__ void __launch_bounds__(ReducePolicy::kCombineThreads, 1) combine_last_kernel(const __grid_constant__ CombineArgs args) {
+__global__ void __launch_bounds__(ReducePolicy::kCombineThreads, 1)
+    combine_last_kernel(const __grid_constant__ CombineArgs args) {
   constexpr int kBatch = ReducePolicy::kLastBatch;
   using Total = typename Types::Total;
   __shared__ Total shared[ReducePolicy::kCombineThreads];
@@ -946,7 +996,7 @@ __global__ void __launch_bounds__(ReducePolicy::kCombineThreads, 1) combine_last
   }
 }
 
-// How a call is run. The workspace holds the partials and then the covering segments.
+// How a call is run. The workspace holds the partial results and then the covering segments.
 template <class Types>
 struct Reduce {
   using T = typename Types::T;
@@ -969,7 +1019,8 @@ struct Reduce {
     args.stack = {call.segments, call.outer};
     narrow = row_bytes < ReducePolicy::kNarrowBytes;
     const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % kVectorBytes == 0; };
-    vectors = (!narrow || kNarrowVectors) && row_bytes % kVectorBytes == 0 && aligned(call.data) && aligned(call.out) && aligned(call.extra);
+    vectors = (!narrow || kNarrowVectors) && row_bytes % kVectorBytes == 0 && aligned(call.data) && aligned(call.out) &&
+              aligned(call.extra);
     if (narrow) {
       if constexpr (kNarrowVectors) {
         if (vectors) args.narrow = NarrowShape::make<TileRows<T, kVec>>(int(row_bytes), true);
@@ -979,7 +1030,7 @@ struct Reduce {
       args.keys = args.narrow.keys;
     } else {
       args.chunk = std::max(ReducePolicy::kWideChunk / int(sizeof(T)), 64);
-      args.keys = 2 * args.chunk;
+      args.keys = ReducePolicy::kWideRange * args.chunk;
       args.lanes = int(std::min<int64_t>(ReducePolicy::kThreads, ceil_div(call.inner, vectors ? kVec : 1)));
     }
     while (1 << args.log2_chunk < args.chunk) ++args.log2_chunk;
@@ -1013,14 +1064,15 @@ struct Reduce {
 
   template <int kWidth>
   void run_narrow(cudaStream_t stream) {
-    reduce_narrow_kernel<Types, kWidth><<<blocks_for(args.units, 1), narrow_threads<kWidth>,
-                                         args.narrow.bytes, stream>>>(args);
+    reduce_narrow_kernel<Types, kWidth>
+        <<<blocks_for(args.units, 1), narrow_threads<kWidth>, args.narrow.bytes, stream>>>(args);
   }
 
   template <int kWidth>
   void run_wide(cudaStream_t stream) {
     const int groups = ReducePolicy::kThreads / args.lanes;
-    const dim3 grid(blocks_for(args.units, groups), blocks_along_y(ceil_div(args.call.inner, int64_t(args.lanes) * kWidth)));
+    const dim3 grid(blocks_for(args.units, groups),
+                    blocks_along_y(ceil_div(args.call.inner, int64_t(args.lanes) * kWidth)));
     reduce_wide_kernel<Types, kWidth><<<grid, groups * args.lanes, 0, stream>>>(args);
   }
 
@@ -1044,7 +1096,8 @@ struct Reduce {
     combine_kernel<Combine><<<dim3(blocks_for(combine.batches, 1), tiles), kThreads, 0, stream>>>(combine);
     check(cudaGetLastError());
     if (combine.fan_windows == 0) return;
-    combine_last_kernel<Combine><<<dim3(blocks_for(combine.fan_windows, ReducePolicy::kLastBatch), tiles), kThreads, 0, stream>>>(combine);
+    combine_last_kernel<Combine>
+        <<<dim3(blocks_for(combine.fan_windows, ReducePolicy::kLastBatch), tiles), kThreads, 0, stream>>>(combine);
     check(cudaGetLastError());
   }
 };
@@ -1061,21 +1114,38 @@ struct Prepared {
 
   explicit Prepared(const ReduceCall& original) : call(original) {
     switch (call.reduction) {
-      case Reduction::amin: mirror = true, call.reduction = Reduction::amax; return;
-      case Reduction::min: mirror = true, call.reduction = Reduction::max; return;
-      case Reduction::amin_count: mirror = true, call.reduction = Reduction::amax_count; return;
+      case Reduction::amin:
+        mirror = true, call.reduction = Reduction::amax;
+        return;
+      case Reduction::min:
+        mirror = true, call.reduction = Reduction::max;
+        return;
+      case Reduction::amin_count:
+        mirror = true, call.reduction = Reduction::amax_count;
+        return;
       case Reduction::any:
-      case Reduction::all: break;
-      default: return;
+      case Reduction::all:
+        break;
+      default:
+        return;
     }
     truth_mask = -1;
     switch (call.dtype) {  // a zero may have a sign
       case DType::f16:
-      case DType::bf16: call.dtype = DType::i16, truth_mask = INT16_MAX; return;
-      case DType::f32: call.dtype = DType::i32, truth_mask = INT32_MAX; return;
-      case DType::f64: call.dtype = DType::i64, truth_mask = INT64_MAX; return;
-      case DType::i8: call.dtype = DType::u8; return;
-      default: return;
+      case DType::bf16:
+        call.dtype = DType::i16, truth_mask = INT16_MAX;
+        return;
+      case DType::f32:
+        call.dtype = DType::i32, truth_mask = INT32_MAX;
+        return;
+      case DType::f64:
+        call.dtype = DType::i64, truth_mask = INT64_MAX;
+        return;
+      case DType::i8:
+        call.dtype = DType::u8;
+        return;
+      default:
+        return;
     }
   }
 

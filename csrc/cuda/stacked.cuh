@@ -12,6 +12,15 @@ struct Place {
   int64_t slice, segment, begin, first;
 };
 
+// The chunks with keys in one range, and the rows that they have: those follow each other. Segments and rows of the
+// tile are counted from its first.
+struct TileEdges {
+  int64_t segment, position;   // of the stack, where the tile begins
+  int64_t first;               // rows of that segment before the tile
+  int count, rows;             // segments and rows of the tile
+  int whole_begin, whole_end;  // segments that the tile does not cut
+};
+
 struct StackedSegments {
   SegmentsView one;
   int64_t outer;
@@ -50,7 +59,7 @@ struct StackedSegments {
     if (before > 0) {  // the last of them may still have chunks
       const int64_t s = before - 1, last = one.begin(s);
       begin = one.begin(before);
-      const int64_t first = (key - (last + s) + chunk - 1) & -int64_t(chunk);
+      const int64_t first = max(int64_t(0), (key - (last + s) + chunk - 1) & -int64_t(chunk));
       if (first < begin - last) return {slice, s, last, first};
     } else {
       begin = one.begin(0);
@@ -124,6 +133,25 @@ struct StackedSegments {
     }
     if (lane > 0) return {};
     return place(slice, key, low, chunk);
+  }
+
+  // Tile number `tile` of `keys` keys each, found by the first 2 * kLanes threads of a block for the first of them,
+  // which gets true.
+  template <int kLanes>
+  __device__ __forceinline__ bool find_tile(int64_t tile, int keys, int chunk, TileEdges& edges) const {
+    const Place at = find_together<kLanes>((tile + threadIdx.x / kLanes) * keys, chunk);
+    const int64_t segment = at.slice * one.num_segments + at.segment;
+    const int64_t position = at.slice * one.num_positions + at.begin + at.first;
+    constexpr unsigned kBoth = (1u << kLanes << kLanes) - 1;
+    const int64_t last_segment = __shfl_sync(kBoth, segment, kLanes),
+                  last_position = __shfl_sync(kBoth, position, kLanes);
+    const bool goes_on = __shfl_sync(kBoth, int(at.first > 0), kLanes);
+    if (threadIdx.x > 0) return false;
+    // Within these bounds for offsets that ascend, and by force for others.
+    const int count = int(max(int64_t(0), min(last_segment - segment + goes_on, int64_t(keys + 1))));
+    const int rows = int(max(int64_t(0), min(last_position - position, int64_t(keys + chunk))));
+    edges = {segment, position, at.first, count, rows, at.first > 0 && count > 0, count - goes_on};
+    return true;
   }
 #endif
 };

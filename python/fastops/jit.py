@@ -79,8 +79,13 @@ def load(verbose: bool = False):
             if (loaded := sys.modules.get("fastops._C")) is not None:
                 return loaded
             spec = importlib.util.spec_from_file_location("fastops._C", library)
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
+            try:
+                module = importlib.util.module_from_spec(spec)
+                spec.loader.exec_module(module)
+            except ImportError as error:
+                raise _build.BuildError(
+                    f"{library}, compiled for torch {torch.__version__}, could not be loaded ({error}); is a source missing?"
+                ) from None
             sys.modules["fastops._C"] = module
             return module
     except _build.BuildError as error:

@@ -163,8 +163,7 @@ class _Call:
 
     def to_rows(self, values: Tensor) -> Tensor:
         """Each of the ordered rows gets what belongs to its segment."""
-        owner = torch.arange(self.lengths.size(0), device=values.device).repeat_interleave(self.lengths)
-        return values.index_select(0, owner)
+        return values.index_select(0, _owners(self.offsets[:-1], self.rows.size(0)))
 
     def halve(self, rows: tuple, identities: tuple, combine: Callable) -> tuple:
         """Reduces each segment to one row by combining neighbours. A segment without rows becomes the identity."""
@@ -177,7 +176,7 @@ class _Call:
                 return tuple(part.index_select(0, place) for part in padded)
             halves = (lengths + 1) // 2
             new_starts = halves.cumsum(0) - halves
-            owner = torch.arange(halves.size(0), device=halves.device).repeat_interleave(halves)
+            owner = _owners(new_starts, int(halves.sum()))
             pair = torch.arange(owner.size(0), device=halves.device) - new_starts[owner]
             first = starts[owner] + 2 * pair
             second = torch.where(2 * pair + 1 < lengths[owner], first + 1, num_rows)  # num_rows: the identity
@@ -236,6 +235,12 @@ class _Times(torch.autograd.Function):
     def jvp(ctx: Any, a_tangent: Tensor, b_tangent: Tensor) -> Tensor:
         a, b = ctx.saved_tensors
         return _Times.apply(a_tangent, b) + _Times.apply(a, b_tangent)
+
+
+def _owners(starts: Tensor, num_rows: int) -> Tensor:
+    """The segment of each row, from where segments start: how many have started by then, but the first."""
+    started = starts.new_zeros(num_rows + 1).index_add(0, starts[1:], torch.ones_like(starts[1:]))
+    return started[:num_rows].cumsum(0)
 
 
 def _one_row(rows: Tensor, value: float) -> Tensor:

@@ -63,10 +63,11 @@ class Op:
         """The operator behind it, `torch.ops.fastops.<name>.default`."""
         return getattr(torch.ops.fastops, self.name).default
 
-    def samples(self, device: Any, dtype: torch.dtype, requires_grad: bool = False) -> Iterator[Sample]:
+    def samples(self, device: Any, dtype: torch.dtype, requires_grad: bool = False, **options: Any) -> Iterator[Sample]:
+        """Inputs, see `testing.sample_inputs`."""
         from . import testing
 
-        return testing.sample_inputs(self, device, dtype, requires_grad)
+        return testing.sample_inputs(self, device, dtype, requires_grad, **options)
 
     def errors(self, device: Any) -> Iterator[ErrorSample]:
         """Calls that must fail, with the words that they fail with."""

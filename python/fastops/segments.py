@@ -449,16 +449,18 @@ def _check_offsets_fit(op: str, num_segments: int, index: Tensor) -> None:
     if not isinstance(num_segments, int) or num_segments < 2**27:
         return
     needed = (num_segments + 1) * index.element_size()
-    free = 2**42
-    if index.is_cpu:
+    there_is = 2**42
+    if index.is_cuda and _has_data(index):
+        _, there_is = torch.cuda.mem_get_info(index.device)
+    elif index.is_cpu:
         try:
-            free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+            there_is = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
             with open("/proc/meminfo") as lines:  # counts what the system would drop to make room
-                free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+                there_is = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
         except (AttributeError, OSError, StopIteration, ValueError):
             pass  # another system: the allocator has the last word
-    if needed > free:
-        observed = f"{num_segments}, whose offsets take {needed / 2**30:.1f} GiB ({free / 2**30:.1f} GiB are free)"
+    if needed > there_is:
+        observed = f"{num_segments}, whose offsets take {needed / 2**30:.1f} of {there_is / 2**30:.1f} GiB"
         raise MemoryError(sentence(op, "num_segments", "fit in memory", observed))
 
 

@@ -1,0 +1,180 @@
+// Runs the CPU kernels over the length patterns of fastops.testing, on exactly sized heap arrays, for AddressSanitizer and
+// UndefinedBehaviorSanitizer to watch. It needs no torch. Sums, extrema and broadcasts are compared with plain loops, so
+// that a kernel that does nothing does not pass. test_sanitizer.py builds and runs it.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "kernels.h"
+
+using namespace fastops;
+namespace kernels = FASTOPS_CPU_NAMESPACE;
+
+namespace {
+
+int failures = 0;
+
+void expect(bool ok, const char* what, const char* pattern, int64_t inner) {
+  if (ok) return;
+  std::printf("wrong: %s, pattern %s, %lld columns\n", what, pattern, static_cast<long long>(inner));
+  ++failures;
+}
+
+// Two threads, so that ranges begin inside segments.
+const cpu::Pool pool{2, [](int64_t tasks, void (*body)(void*, int64_t), void* context) {
+                       std::vector<std::thread> threads;
+                       for (int64_t task = 0; task < tasks; ++task) threads.emplace_back(body, context, task);
+                       for (auto& thread : threads) thread.join();
+                     }};
+
+int64_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::i64:
+    case DType::f64: return 8;
+    case DType::i32:
+    case DType::f32: return 4;
+    case DType::i16:
+    case DType::f16:
+    case DType::bf16: return 2;
+    default: return 1;
+  }
+}
+
+struct Grouping {
+  const char* name;
+  std::vector<int64_t> lengths;
+};
+
+std::vector<Grouping> patterns() {
+  std::vector<Grouping> all{{"none", {}},        {"one_empty", {0}},     {"all_empty", {0, 0, 0, 0}},
+                            {"one_row", {1}},    {"trailing", {3, 0, 4, 0, 0}}};
+  for (int64_t base : {4, 32, 128, 512, 1024, 2048, 4096}) all.push_back({"around", {base - 1, base, base + 1}});
+  all.push_back({"uniform", std::vector<int64_t>(200, 16)});
+  all.push_back({"tiny", std::vector<int64_t>(5000, 2)});
+  Grouping giant{"giant", std::vector<int64_t>(300, 1)};
+  giant.lengths[150] = 20000;
+  all.push_back(giant);
+  return all;
+}
+
+// Memory that ends where the array ends.
+struct Array {
+  std::unique_ptr<char[]> bytes;
+  explicit Array(int64_t size) : bytes(new char[size]) {}
+  template <class T>
+  T* as() {
+    return reinterpret_cast<T*>(bytes.get());
+  }
+};
+
+template <class Id>
+void run(const Grouping& grouping, int64_t inner, bool shuffled, int damage) {
+  std::mt19937 random(7);
+  const int64_t segments = int64_t(grouping.lengths.size());
+  const int64_t rows = std::accumulate(grouping.lengths.begin(), grouping.lengths.end(), int64_t{0});
+  if (rows * inner > 300000) return;
+  Array offsets_array((segments + 1) * sizeof(Id)), order_array(rows * sizeof(Id)), index_array(rows * sizeof(Id));
+  Id *offsets = offsets_array.as<Id>(), *order = order_array.as<Id>(), *index = index_array.as<Id>();
+  offsets[0] = 0;
+  for (int64_t s = 0, r = 0; s < segments; ++s) {
+    offsets[s + 1] = Id(offsets[s] + grouping.lengths[s]);
+    for (; r < offsets[s + 1]; ++r) index[r] = Id(s);
+  }
+  if (shuffled) std::shuffle(index, index + rows, random);
+  {
+    Array grouped((segments + 1) * sizeof(Id));
+    kernels::group({{index, sizeof(Id) == 8}, grouped.as<Id>(), shuffled ? order : nullptr, segments, rows}, pool);
+    expect(std::equal(offsets, offsets + segments + 1, grouped.as<Id>()), "group", grouping.name, inner);
+    if (!shuffled) std::iota(order, order + rows, Id{0});
+  }
+  if (damage) {  // offsets and rows that nobody checked: any result, but no access outside
+    std::uniform_int_distribution<int64_t> any(-3, 2 * rows + 3);
+    for (int64_t i = 0; i <= segments; i += damage) offsets[i] = Id(any(random));
+    for (int64_t i = 0; i < rows; i += damage) order[i] = index[i] = Id(any(random));
+  }
+  SegmentsView view;
+  view.offsets = {offsets, sizeof(Id) == 8};
+  if (shuffled) view.order = {order, sizeof(Id) == 8}, view.index = {index, sizeof(Id) == 8};
+  view.num_segments = segments;
+  view.num_rows = view.num_positions = rows;
+
+  for (DType dtype : {DType::u8, DType::i8, DType::i16, DType::i32, DType::i64, DType::f16, DType::bf16, DType::f32, DType::f64}) {
+    Array data(rows * inner * size_of(dtype));
+    for (int64_t i = 0; i < rows * inner; ++i) {
+      const int x = int(random() % 9) - 4;
+      switch (dtype) {
+        case DType::f16: data.as<Half>()[i] = to_half(float(x)); break;
+        case DType::bf16: data.as<BFloat16>()[i] = to_bfloat16(float(x)); break;
+        case DType::f32: data.as<float>()[i] = float(x); break;
+        case DType::f64: data.as<double>()[i] = x; break;
+        case DType::i64: data.as<int64_t>()[i] = x; break;
+        case DType::i32: data.as<int32_t>()[i] = x; break;
+        case DType::i16: data.as<int16_t>()[i] = int16_t(x); break;
+        default: data.as<int8_t>()[i] = int8_t(x);
+      }
+    }
+    const bool floating = size_of(dtype) == 2 ? dtype != DType::i16 : dtype == DType::f32 || dtype == DType::f64;
+    Array out(segments * inner * 8), extra(segments * inner * 8);
+    for (Reduction reduction : {Reduction::sum, Reduction::mean, Reduction::prod, Reduction::amax, Reduction::amin, Reduction::max,
+                                Reduction::min, Reduction::amax_count, Reduction::amin_count, Reduction::any, Reduction::all,
+                                Reduction::prod_parts}) {
+      const bool only_floating = reduction == Reduction::mean || reduction == Reduction::amax_count ||
+                                 reduction == Reduction::amin_count || reduction == Reduction::prod_parts;
+      if (only_floating && !floating) continue;
+      const bool with_extra = only_floating ? reduction != Reduction::mean : reduction == Reduction::max || reduction == Reduction::min;
+      ReduceCall call{reduction, dtype, false, data.bytes.get(), out.bytes.get(), with_extra ? extra.as<int64_t>() : nullptr,
+                      0, 0, -1, view, 1, inner};
+      kernels::reduce(call, pool);
+      if (damage || dtype != DType::f32 || (reduction != Reduction::sum && reduction != Reduction::amin)) continue;
+      bool same = true;
+      for (int64_t s = 0; s < segments; ++s) {
+        for (int64_t c = 0; c < inner; ++c) {
+          float want = 0;  // small integers: exact in any order
+          for (int64_t p = offsets[s]; p < offsets[s + 1]; ++p) {
+            const float x = data.as<float>()[order[p] * inner + c];
+            want = reduction == Reduction::sum ? want + x : p == offsets[s] ? x : std::min(want, x);
+          }
+          same &= out.as<float>()[s * inner + c] == want;
+        }
+      }
+      expect(same, reduction == Reduction::sum ? "sum" : "amin", grouping.name, inner);
+    }
+    if (!floating) continue;
+    Array values(segments * inner * size_of(dtype)), result(segments * inner * 8), counts(segments * inner * 8),
+        back(rows * inner * size_of(dtype));
+    std::memset(values.bytes.get(), 0x3c, segments * inner * size_of(dtype));
+    std::memset(result.bytes.get(), 0x3c, segments * inner * 8);
+    std::fill(counts.as<int64_t>(), counts.as<int64_t>() + segments * inner, int64_t{1});
+    for (RowMap map : {RowMap::broadcast, RowMap::mean, RowMap::select, RowMap::extremum, RowMap::prod}) {
+      std::memset(back.bytes.get(), 0, rows * inner * size_of(dtype));
+      kernels::map_rows({map, dtype, data.bytes.get(), back.bytes.get(), {values.bytes.get(), result.bytes.get(), counts.as<int64_t>()},
+                         view, 1, inner}, pool);
+      if (map != RowMap::broadcast || damage) continue;
+      expect(std::memcmp(back.bytes.get(), values.bytes.get(), std::min(rows, segments) * inner * size_of(dtype)) == 0, "broadcast",
+             grouping.name, inner);
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (const Grouping& grouping : patterns()) {
+    for (int64_t inner : {0, 1, 3, 4, 8, 64, 129}) {
+      for (bool shuffled : {false, true}) {
+        for (int damage : {0, 1, 3}) {
+          run<int64_t>(grouping, inner, shuffled, damage);
+          if (inner == 3) run<int32_t>(grouping, inner, shuffled, damage);
+        }
+      }
+    }
+  }
+  std::printf("%d wrong\n", failures);
+  return failures != 0;
+}
