@@ -24,7 +24,14 @@ struct ReducerTypes {
   using Out = Out_;
 };
 
-[[noreturn]] static inline void unsupported() { throw std::logic_error("fastops: no kernel for this reduction and dtype"); }
+// Inlined wherever it is called, since copies for several instruction sets must not be merged.
+[[noreturn]]
+#if defined(__GNUC__) || defined(__clang__)
+__attribute__((always_inline))
+#endif
+inline void unsupported() {
+  throw std::logic_error("fastops: no kernel for this reduction and dtype");
+}
 
 template <class Visit>
 void visit_floating(DType dtype, Visit&& visit) {

@@ -73,7 +73,8 @@ struct Layout {
     }
     while (uint64_t(call.num_segments) >> bits != 0) ++bits;
     uint32_t* const none = nullptr;
-    check(cub::DeviceRadixSort::SortPairs(nullptr, sort_bytes, none, none, none, none, call.num_rows, 0, bits));
+    check(
+        cub::DeviceRadixSort::SortPairs(nullptr, sort_bytes, none, none, none, none, uint32_t(call.num_rows), 0, bits));
     const auto take = [&](size_t bytes) {
       const size_t at = end;
       end += (bytes + 255) / 256 * 256;
@@ -115,7 +116,7 @@ void group(const GroupCall& call, void* workspace, cudaStream_t stream) {
                                                                   segments, rows);
   check(cudaGetLastError());
   check(cub::DeviceRadixSort::SortPairs(part(layout.sort), layout.sort_bytes, segments, sorted_segments, rows,
-                                        sorted_rows, call.num_rows, 0, layout.bits, stream));
+                                        sorted_rows, uint32_t(call.num_rows), 0, layout.bits, stream));
   if (call.index.wide) {
     widen_kernel<<<blocks, GroupPolicy::kThreads, 0, stream>>>(sorted_rows, call.num_rows,
                                                                static_cast<int64_t*>(call.order));

@@ -12,6 +12,9 @@
 #ifdef FASTOPS_WITH_CUDA
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include "build_facts.h"  // written by python/fastops/_build.py
 #endif
 
 #include "cpu/capability.h"
@@ -195,6 +198,30 @@ inline cpu::Pool pool() {
             });
           }};
 }
+
+#ifdef FASTOPS_WITH_CUDA
+inline std::string capability_of(int device) {
+  int major = 0, minor = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  return std::to_string(major) + "." + std::to_string(minor);
+}
+
+// Runs launch(stream) on the device of a tensor, with its current stream.
+template <class Launch>
+void on_device_of(const Tensor& tensor, Launch&& launch) {
+  const c10::cuda::CUDAGuard guard(tensor.device());
+  try {
+    launch(c10::cuda::getCurrentCUDAStream().stream());
+  } catch (const std::runtime_error& error) {
+    TORCH_CHECK(std::strstr(error.what(), cudaGetErrorString(cudaErrorNoKernelImageForDevice)) == nullptr,
+                "fastops: kernels must be compiled for the device, but they are for ", FASTOPS_CUDA_ARCHITECTURES, " and ",
+                tensor.device(), " has compute capability ", capability_of(tensor.device().index()),
+                "; rebuild fastops with TORCH_CUDA_ARCH_LIST=", capability_of(tensor.device().index()));
+    throw;
+  }
+}
+#endif
 
 // `variable`: the typed handle of an operator, looked up once.
 #define FASTOPS_OPERATOR(Signature, variable, name) \

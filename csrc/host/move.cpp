@@ -46,8 +46,7 @@ Tensor map_rows(const char* name, RowMap map, const Inputs& inputs, const Groupi
     cpu::choose(cpu::default_::map_rows, cpu::avx2::map_rows, cpu::avx512::map_rows)(call, pool());
 #ifdef FASTOPS_WITH_CUDA
   } else if (values.is_cuda()) {
-    const c10::cuda::CUDAGuard guard(values.device());
-    cuda::map_rows(call, c10::cuda::getCurrentCUDAStream());
+    on_device_of(values, [&](cudaStream_t stream) { cuda::map_rows(call, stream); });
 #endif
   }
   return out;

@@ -63,9 +63,10 @@ Pair reduce(const char* op, const Tensor& data, const Grouping& grouping, int64_
     cpu::choose(cpu::default_::reduce, cpu::avx2::reduce, cpu::avx512::reduce)(call, pool());
 #ifdef FASTOPS_WITH_CUDA
   } else if (data.is_cuda()) {
-    const c10::cuda::CUDAGuard guard(data.device());
-    const Tensor workspace = at::empty({int64_t(cuda::reduce_workspace(call))}, data.options().dtype(at::kByte));
-    cuda::reduce(call, workspace.mutable_data_ptr(), c10::cuda::getCurrentCUDAStream());
+    on_device_of(data, [&](cudaStream_t stream) {
+      const Tensor workspace = at::empty({int64_t(cuda::reduce_workspace(call))}, data.options().dtype(at::kByte));
+      cuda::reduce(call, workspace.mutable_data_ptr(), stream);
+    });
 #endif
   }
   return {out, extra};

@@ -90,9 +90,10 @@ std::tuple<Tensor, Tensor> group_index(const Tensor& index, SymInt num_segments,
     cpu::choose(cpu::default_::group, cpu::avx2::group, cpu::avx512::group)(call, pool());
 #ifdef FASTOPS_WITH_CUDA
   } else if (index.is_cuda()) {
-    const c10::cuda::CUDAGuard guard(index.device());
-    const Tensor workspace = at::empty({int64_t(cuda::group_workspace(call))}, index.options().dtype(at::kByte));
-    cuda::group(call, workspace.mutable_data_ptr(), c10::cuda::getCurrentCUDAStream());
+    on_device_of(index, [&](cudaStream_t stream) {
+      const Tensor workspace = at::empty({int64_t(cuda::group_workspace(call))}, index.options().dtype(at::kByte));
+      cuda::group(call, workspace.mutable_data_ptr(), stream);
+    });
 #endif
   }
   return {offsets, order};
