@@ -119,6 +119,17 @@ def test_normal_numbers(op, device, dtype, features):
         testing.assert_matches(result, expected, dtype)
 
 
+@pytest.mark.parametrize("features", (127, 129, 255, 257, 513, 1025))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.int64, torch.bfloat16), ids=SHORT.get)
+@every_op
+def test_features_around_a_tile(op, device, dtype, features):
+    """More features than a kernel takes at once, with one left over: kernels cut at 64 vectors of 16, 32 or 64 bytes."""
+    skip_unless_taken(op, dtype)
+    for grouping in ("offsets", "unsorted"):
+        sample = testing.make_sample(op, "leading_empties", features, "contiguous", grouping, dtype, device)
+        testing.assert_matches(call(op, sample), testing.expected_result(op, sample), dtype, exact=op.exact)
+
+
 @pytest.mark.parametrize("grouping", ("offsets", "unsorted", "ignored"))
 @every_floating_dtype
 @every_op

@@ -183,8 +183,9 @@ struct HeldGrouping {
     if (grouping.order) {
       order = grouping.order->contiguous();
       index = grouping.index->contiguous();
-      view.order = array_of(order);
       view.index = array_of(index);
+      // Without entries (all rows left out) order has no memory, but it must not look as if it were not given.
+      view.order = order.size(0) > 0 ? array_of(order) : view.index;
       view.num_positions = order.size(0);
     }
   }
