@@ -25,7 +25,9 @@ def first(results):
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_segments_made_outside(op, grouping):
     """Segments are an argument of the compiled function; forward and backward are those of eager."""
-    sample = testing.make_sample(op, "canonical", 3, "transposed", grouping, torch.float32, requires_grad=op.differentiable)
+    sample = testing.make_sample(
+        op, "canonical", 3, "transposed", grouping, torch.float32, requires_grad=op.differentiable
+    )
     data, segments = sample.args
     compiled = torch.compile(lambda x, s: op.fn(x * 2, s), fullgraph=True, backend="aot_eager")
     results, expected = compiled(data, segments), op.fn(data * 2, segments)
@@ -91,7 +93,11 @@ def test_compiled_autograd():
     segments = testing.make_segments((3, 0, 4), "unsorted")
 
     def step(x):
-        total = segment_sum(x, segments).square().sum() + segment_amax(x, segments).sum() + segment_max(x, segments)[0].sum()
+        total = (
+            segment_sum(x, segments).square().sum()
+            + segment_amax(x, segments).sum()
+            + segment_max(x, segments)[0].sum()
+        )
         total.backward()
 
     eager, compiled = (testing.make_data((7, 2), torch.float32).requires_grad_() for _ in range(2))

@@ -98,7 +98,16 @@ def test_bare_offsets_are_not_looked_at(cuda):
         (lambda tensor: Segments.from_index(tensor, 9, ignore_index=-1), 1),
         (lambda tensor: Segments.from_index(tensor, 9, check_invariants=False), 0),
     ),
-    ids=("offsets", "offsets_unchecked", "lengths", "lengths_unchecked", "index", "index_max", "index_ignore", "index_unchecked"),
+    ids=(
+        "offsets",
+        "offsets_unchecked",
+        "lengths",
+        "lengths_unchecked",
+        "index",
+        "index_max",
+        "index_ignore",
+        "index_unchecked",
+    ),
 )
 def test_construction_waits_once(cuda, make, waits):
     """Where a check is made, the device is waited for once. (torch's own operators run on the CPU under the simulator, so only

@@ -172,7 +172,9 @@ def test_dtypes_that_are_not_taken(op, device, dtype):
 
 
 @every_dtype
-@pytest.mark.parametrize("op", [op for op in OPS if op.name in ("segment_sum", "segment_mean", "segment_prod")], ids=lambda op: op.name)
+@pytest.mark.parametrize(
+    "op", [op for op in OPS if op.name in ("segment_sum", "segment_mean", "segment_prod")], ids=lambda op: op.name
+)
 @pytest.mark.parametrize("into", (torch.float16, torch.float32, torch.float64, torch.int32), ids=SHORT.get)
 def test_dtype_argument(op, device, dtype, into):
     """dtype= converts the data first, as torch does."""
@@ -213,7 +215,9 @@ def test_fill_value(op, device, grouping):
         fills = (-1.5, float("nan"), float("inf"), 2)
     for fill in fills:
         results = op.fn(*sample.args, fill_value=fill)
-        testing.assert_matches(results, op.reference(sample.args[0].cpu(), sample.args[1].cpu(), fill_value=fill), torch.float32)
+        testing.assert_matches(
+            results, op.reference(sample.args[0].cpu(), sample.args[1].cpu(), fill_value=fill), torch.float32
+        )
         filled = floating(results)[:4].cpu()
         torch.testing.assert_close(filled, torch.full_like(filled, fill), rtol=0, atol=0, equal_nan=True)
         if op.name in ("segment_max", "segment_min"):
@@ -272,7 +276,9 @@ def test_gradcheck(op, device):
 def test_gradgradcheck(op, device):
     for sample in testing.small_inputs(op, device):
         data, segments = sample.args
-        torch.autograd.gradgradcheck(lambda x: floating(op.fn(x, segments, **sample.kwargs)), (data,), raise_exception=True)
+        torch.autograd.gradgradcheck(
+            lambda x: floating(op.fn(x, segments, **sample.kwargs)), (data,), raise_exception=True
+        )
 
 
 def upstream_gradient(result, way, seed=3):
@@ -340,12 +346,16 @@ def check_derivatives(op, sample, way, dtype):
             testing.assert_matches(one, reference, dtype)
 
 
-@pytest.mark.parametrize("name", ("segment_sum", "segment_mean", "segment_amax", "segment_amin", "segment_max", "segment_min"))
+@pytest.mark.parametrize(
+    "name", ("segment_sum", "segment_mean", "segment_amax", "segment_amin", "segment_max", "segment_min")
+)
 def test_gradient_of_special_numbers(device, name):
     """NaN ties with NaN, an infinity with its like; a gradient is never NaN because a value is."""
     op = next(op for op in OPS if op.name == name)
     for grouping in ("offsets", "ignored"):
-        sample = testing.make_sample(op, "uniform", 4, "contiguous", grouping, torch.float64, device, kind="special", requires_grad=True)
+        sample = testing.make_sample(
+            op, "uniform", 4, "contiguous", grouping, torch.float64, device, kind="special", requires_grad=True
+        )
         data, segments = sample.args
         floating(call(op, sample)).sum().backward()
         other = data.detach().cpu().requires_grad_()
@@ -400,7 +410,9 @@ def test_no_gradient_for_integers_and_detached_data(op, device):
 def test_same_bits_again(op, device, grouping):
     """Run after run, with deterministic algorithms asked for or not, and on the CPU for any number of threads."""
     features = 5 if device == "cpu" else 3
-    sample = testing.make_sample(op, "one_giant", features, "contiguous", grouping, torch.float32, device, kind="normal")
+    sample = testing.make_sample(
+        op, "one_giant", features, "contiguous", grouping, torch.float32, device, kind="normal"
+    )
     data, segments = sample.args
 
     def run():
@@ -476,7 +488,9 @@ def test_permuting_segments_permutes_results(op, device):
     assert_same_bits(one.cpu()[permutation], other)
 
 
-@pytest.mark.parametrize("name", ("segment_sum", "segment_prod", "segment_amax", "segment_amin", "segment_any", "segment_all"))
+@pytest.mark.parametrize(
+    "name", ("segment_sum", "segment_prod", "segment_amax", "segment_amin", "segment_any", "segment_all")
+)
 def test_a_segment_in_two_parts_combines(device, name):
     """Reducing parts and then the parts' results is reducing the whole, for what is exact in any order."""
     op = next(op for op in OPS if op.name == name)
@@ -568,7 +582,9 @@ def test_error_of_the_reference(op, id):
         error.call()
 
 
-@pytest.mark.parametrize("wrong", ([0, 100, 50, 7], [-5, 3, 3, 7], [0, 2**40, -(2**40), 7], [7, 3, 0, 0], [0, 0, 0, 2**62]), ids=str)
+@pytest.mark.parametrize(
+    "wrong", ([0, 100, 50, 7], [-5, 3, 3, 7], [0, 2**40, -(2**40), 7], [7, 3, 0, 0], [0, 0, 0, 2**62]), ids=str
+)
 @every_op
 def test_unchecked_offsets_are_never_used_out_of_bounds(op, device, wrong):
     """Wrong offsets give wrong results or an error, but results of the right shape, and touch nothing that is not theirs."""
@@ -629,7 +645,9 @@ def test_opcheck(op, device, grouping):
     patterns = {"offsets": ("canonical", "singles", "all_empty", "none"), "unsorted": ("canonical", "one_row")}
     layouts = ("transposed", "contiguous", "dim1", "contiguous")
     for pattern, layout in zip(patterns.get(grouping, ("canonical",)), layouts):
-        sample = testing.make_sample(op, pattern, 3, layout, grouping, torch.float32, device, requires_grad=requires_grad)
+        sample = testing.make_sample(
+            op, pattern, 3, layout, grouping, torch.float32, device, requires_grad=requires_grad
+        )
         data, segments = sample.args
         dim = sample.kwargs.get("dim", 0)
         rows = (segments.num_rows,) if op.takes_values else ()

@@ -11,7 +11,8 @@ from fastops.registry import FLOATING, OPS
 every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 
 lengths = st.lists(
-    st.one_of(st.integers(0, 3), st.integers(0, 40), st.sampled_from([31, 32, 33, 63, 64, 65, 127, 128, 129, 300])), max_size=12
+    st.one_of(st.integers(0, 3), st.integers(0, 40), st.sampled_from([31, 32, 33, 63, 64, 65, 127, 128, 129, 300])),
+    max_size=12,
 )
 shapes = st.lists(st.integers(0, 5), max_size=3)
 seeds = st.integers(0, 2**32 - 1)

@@ -6,7 +6,19 @@ import torch
 from fastops import reference, testing
 from fastops.registry import FLOATING, OPS
 
-FILLS = {"sum": 0, "mean": 0, "prod": 1, "amax": 0, "amin": 0, "max": 0, "min": 0, "argmax": -1, "argmin": -1, "any": False, "all": True}
+FILLS = {
+    "sum": 0,
+    "mean": 0,
+    "prod": 1,
+    "amax": 0,
+    "amin": 0,
+    "max": 0,
+    "min": 0,
+    "argmax": -1,
+    "argmin": -1,
+    "any": False,
+    "all": True,
+}
 
 
 def one_at_a_time(name, data, segments):

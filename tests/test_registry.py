@@ -63,7 +63,9 @@ def test_kernels_do_without_torch_headers():
     for folder in ("cpu", "cuda"):
         for path in (ROOT / "csrc" / folder).iterdir():
             for line in path.read_text().splitlines():
-                assert not line.startswith(("#include <torch", "#include <ATen", "#include <c10")), f"{path.name}: {line}"
+                assert not line.startswith(("#include <torch", "#include <ATen", "#include <c10")), (
+                    f"{path.name}: {line}"
+                )
 
 
 def test_the_table_of_the_readme():

@@ -102,7 +102,9 @@ def test_rule_1_segments_without_rows_are_filled(make):
     same(segment_all(data, offsets, fill_value=False), [False, True, False])
 
 
-@pytest.mark.parametrize("function", (segment_sum, segment_mean, segment_prod, segment_amax, segment_amin, segment_max, segment_min))
+@pytest.mark.parametrize(
+    "function", (segment_sum, segment_mean, segment_prod, segment_amax, segment_amin, segment_max, segment_min)
+)
 def test_rule_1_no_gradient_flows_to_a_filled_entry(make, function):
     data, offsets = make([1.0, 2.0]), make([0, 0, 2, 2])
     upstream = make([NAN, 0.0, INF])  # whatever arrives at a filled entry stays there
@@ -353,7 +355,10 @@ def test_all_rows_ignored(make):
 def test_rule_12_a_failed_call_changes_nothing(make):
     data, offsets = make([3.0, 1, 4]), make([0, 2, 5])
     kept = data.clone(), offsets.clone()
-    for bad in (lambda: segment_sum(data, Segments.from_offsets(offsets)), lambda: segment_mean(data.long(), make([0, 3]))):
+    for bad in (
+        lambda: segment_sum(data, Segments.from_offsets(offsets)),
+        lambda: segment_mean(data.long(), make([0, 3])),
+    ):
         with pytest.raises((ValueError, TypeError)):
             bad()
     assert torch.equal(data, kept[0]) and torch.equal(offsets, kept[1])

@@ -184,7 +184,11 @@ def check_words(call, exception, words):
 )
 def test_bad_offsets(device, dtype, offsets, words):
     offsets = torch.tensor(offsets, dtype=dtype, device=device)
-    check_words(lambda: Segments.from_offsets(offsets), ValueError, f"Segments.from_offsets: offsets must ascend from 0, {words}")
+    check_words(
+        lambda: Segments.from_offsets(offsets),
+        ValueError,
+        f"Segments.from_offsets: offsets must ascend from 0, {words}",
+    )
 
 
 def test_first_of_many_bad_offsets(device):
@@ -203,7 +207,11 @@ def test_negative_lengths(device, dtype):
 @pytest.mark.parametrize(
     "index, options, words",
     (
-        ([0, 1, 3, 7], {"num_segments": 3}, r"index must be in \[0, 3\), but got 3 at position 2; num_segments must be at least 8"),
+        (
+            [0, 1, 3, 7],
+            {"num_segments": 3},
+            r"index must be in \[0, 3\), but got 3 at position 2; num_segments must be at least 8",
+        ),
         ([0, -1, 3], {"num_segments": 4}, r"index must be in \[0, 4\), but got -1 at position 1; pass ignore_index=-1"),
         ([0, -1, 3], {}, r"index must be in \[0, 4\), but got -1 at position 1; pass ignore_index=-1"),
         ([0, -5, 9], {"num_segments": 4}, r"index must be in \[0, 4\), but got -5 at position 1"),
@@ -480,7 +488,9 @@ def test_keys_as_pandas_groups_them(kind):
     keys = {
         "strings": lambda: pd.Series([f"k{n}" for n in numbers]),
         "numbers": lambda: pd.Series(numbers / 7),
-        "categorical": lambda: pd.Series(pd.Categorical([f"k{n}" for n in numbers], categories=[f"k{n}" for n in range(29, -1, -1)])),
+        "categorical": lambda: pd.Series(
+            pd.Categorical([f"k{n}" for n in numbers], categories=[f"k{n}" for n in range(29, -1, -1)])
+        ),
         "dates": lambda: pd.Series(pd.Timestamp("2024-01-01") + pd.to_timedelta(numbers, unit="D")),
         "tuples": lambda: pd.MultiIndex.from_arrays([numbers % 3, numbers % 5]),
     }[kind]()
@@ -533,7 +543,11 @@ def test_many_string_keys_are_fast():
     import time
 
     numbers = np.random.default_rng(0).integers(0, 4000, 336_776)
-    for keys in (np.char.add("N", numbers.astype(str)), [f"N{n}" for n in numbers], pd.Series([f"N{n}" for n in numbers])):
+    for keys in (
+        np.char.add("N", numbers.astype(str)),
+        [f"N{n}" for n in numbers],
+        pd.Series([f"N{n}" for n in numbers]),
+    ):
         start = time.perf_counter()
         segments, _ = Segments.from_keys(keys)
         assert time.perf_counter() - start < 1.0
@@ -554,7 +568,9 @@ def test_fake_tensors():
         index = Segments.from_index(torch.zeros(7, dtype=torch.int64), 3)
         assert (index.num_segments, index.num_rows) == (3, 7)
         assert segment_broadcast(torch.ones(3, 2), index).shape == (7, 2)
-        with pytest.raises(ValueError, match="segment_sum: data must have 7 rows along dim 0, as the segments do, but got 8"):
+        with pytest.raises(
+            ValueError, match="segment_sum: data must have 7 rows along dim 0, as the segments do, but got 8"
+        ):
             segment_sum(torch.ones(8, 2), index)
         with pytest.raises(ValueError, match="num_segments must be given where the entries of index are unknown"):
             Segments.from_index(torch.zeros(7, dtype=torch.int64))

@@ -131,7 +131,8 @@ class Reduce final : public Visitor {
 
   void run(const Pool& pool) {
     const int64_t tasks = num_tasks(cut_, segments_, pool);
-    if (!in_place_ || call_.inner < kWidth) staged_.resize(tasks);
+    const int64_t last_tile = call_.inner % cut_.tile_columns;  // its columns: fewer than a vector's may be staged
+    if (!in_place_ || (last_tile > 0 && last_tile < kWidth)) staged_.resize(tasks);
     walk(cut_, segments_, pool, tasks, *this);
   }
 

@@ -1,9 +1,9 @@
 """Reductions over groups of rows whose lengths differ, on the CPU and on CUDA.
 
-    >>> data = torch.tensor([3., 1., 4., 1., 5., 9., 2.])
-    >>> segments = Segments.from_offsets(torch.tensor([0, 3, 3, 7]))
-    >>> segment_sum(data, segments)
-    tensor([ 8.,  0., 17.])
+>>> data = torch.tensor([3., 1., 4., 1., 5., 9., 2.])
+>>> segments = Segments.from_offsets(torch.tensor([0, 3, 3, 7]))
+>>> segment_sum(data, segments)
+tensor([ 8.,  0., 17.])
 """
 
 from importlib import import_module as _import_module

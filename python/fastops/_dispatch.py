@@ -1,8 +1,9 @@
 """The way from a public function to its operator: what is checked in Python, and who answers.
 
-Checks of the grouping and of what it has to do with the data happen here; those of the data (dtype, rank) in C++, in the
-same words. Operators answer on devices that have kernels. The reference answers elsewhere, under `torch.func` transforms,
-which refuse autograd functions that are written in C++, and in forward mode, which those do not implement.
+Checks of the grouping and of what it has to do with the data happen here; those of the data (dtype, rank) in C++, in
+the same words. Operators answer on devices that have kernels. The reference answers elsewhere, under `torch.func`
+transforms, which refuse autograd functions that are written in C++, and in forward mode, which those do not
+implement.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _transforms_active = torch._C._are_functorch_transforms_active
 def operator(name: str, options: tuple = ("fill_value",), result: Any = None) -> Callable[..., Any]:
     """`run(data, segments, dim)` or `run(data, segments, dim, *options)` for one operation over rows.
 
-    Small calls cost as much as what is done before the kernel, so what every call passes is few attribute reads, and whatever
-    needs a closer look takes the slow way. `result` is what fill_value must fit, see check_options.
+    Small calls cost as much as what is done before the kernel, so what every call passes is few attribute reads, and
+    whatever needs a closer look takes the slow way. `result` is what fill_value must fit, see check_options.
     """
     overload = getattr(torch.ops.fastops, name).default
     function = builtin_of(overload)

@@ -88,7 +88,9 @@ def _factorize_hashed(op: str, keys: list) -> tuple[Tensor, list, bool]:
     except TypeError:
         pass  # keys that have no order stay in the order of appearance
     rank = np.full(len(first_seen), -1, dtype=np.int64)
-    rank[np.fromiter((first_seen[key] for key in present), dtype=np.int64, count=len(present))] = np.arange(len(present))
+    rank[np.fromiter((first_seen[key] for key in present), dtype=np.int64, count=len(present))] = np.arange(
+        len(present)
+    )
     return torch.from_numpy(rank[numbers]), present, len(present) < len(first_seen)
 
 

@@ -3,8 +3,8 @@
 Every function takes `data` of shape `[N, *]` (rows along `dim`, which may be any dimension) and `segments`, and returns
 `[S, *]`, contiguous and never an alias of `data`. What holds for all of them:
 
-- `segments` is a `Segments`, or a 1-D tensor of offsets as a shorthand. Bare offsets are checked on the CPU; on CUDA they
-  are not, since that would wait for the device: wrong ones give wrong results but are never used out of bounds.
+- `segments` is a `Segments`, or a 1-D tensor of offsets as a shorthand. Bare offsets are checked on the CPU; on CUDA
+  they are not, since that would wait for the device: wrong ones give wrong results but are never used out of bounds.
 - A segment without rows gets `fill_value`. No gradient flows to or from it.
 - NaN propagates. Infinities are values.
 - float16 and bfloat16 accumulate in float32 and round once. Sums of float32 are no less accurate than those of
@@ -43,7 +43,8 @@ __all__ = [
 
 Number = Union[int, float]
 
-# The default values, which are compared by identity: that is quick, and true for nothing but what must not be looked at.
+# The default values, which are compared by identity: that is quick, and true for nothing but what must not be looked
+# at.
 _ZERO, _ONE, _NO_ROW = 0, 1, -1
 
 _sum = operator("segment_sum", ("dtype", "fill_value"), promoted)
@@ -155,8 +156,8 @@ def segment_prod(
         `[S, *]`. The gradient of a row is that of its segment times the product of the other rows.
 
     Rules:
-        A segment with a zero has the product 0 whatever overflows on the way, and NaN if it also has an infinity or a NaN.
-        The gradient is right where rows are zero. An integer product wraps modulo 2**64.
+        A segment with a zero has the product 0 whatever overflows on the way, and NaN if it also has an infinity or a
+        NaN. The gradient is right where rows are zero. An integer product wraps modulo 2**64.
 
     Example:
         >>> data = torch.tensor([3., 1., 4., 1., 5., 9., 2.])
@@ -168,9 +169,7 @@ def segment_prod(
     return _prod(data, segments, dim, dtype, fill_value)
 
 
-def segment_amax(
-    data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: Number = 0
-) -> Tensor:
+def segment_amax(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: Number = 0) -> Tensor:
     """The maximum of each segment; rows that tie share the gradient.
 
     Equivalent to:
@@ -199,9 +198,7 @@ def segment_amax(
     return _amax(data, segments, dim, fill_value)
 
 
-def segment_amin(
-    data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: Number = 0
-) -> Tensor:
+def segment_amin(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: Number = 0) -> Tensor:
     """The minimum of each segment; rows that tie share the gradient.
 
     Equivalent to:
@@ -230,9 +227,7 @@ def segment_amin(
     return _amin(data, segments, dim, fill_value)
 
 
-def segment_max(
-    data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: Number = 0
-) -> Any:
+def segment_max(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: Number = 0) -> Any:
     """The maximum of each segment and the row that holds it.
 
     Equivalent to:
@@ -247,8 +242,8 @@ def segment_max(
         fill_value: the value for a segment without rows; its index is -1.
 
     Returns:
-        `(values, indices)`, the named tuple `torch.return_types.max`: `[S, *]` of the dtype of `data`, and int64 row numbers
-        along `dim`.
+        `(values, indices)`, the named tuple `torch.return_types.max`: `[S, *]` of the dtype of `data`, and int64 row
+        numbers along `dim`.
 
     Rules:
         Of rows that tie, the first is returned and receives the gradient. NaN is the largest value.
@@ -264,9 +259,7 @@ def segment_max(
     return torch.return_types.max(_max(data, segments, dim, fill_value))
 
 
-def segment_min(
-    data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: Number = 0
-) -> Any:
+def segment_min(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: Number = 0) -> Any:
     """The minimum of each segment and the row that holds it.
 
     Equivalent to:
@@ -281,8 +274,8 @@ def segment_min(
         fill_value: the value for a segment without rows; its index is -1.
 
     Returns:
-        `(values, indices)`, the named tuple `torch.return_types.min`: `[S, *]` of the dtype of `data`, and int64 row numbers
-        along `dim`.
+        `(values, indices)`, the named tuple `torch.return_types.min`: `[S, *]` of the dtype of `data`, and int64 row
+        numbers along `dim`.
 
     Rules:
         Of rows that tie, the first is returned and receives the gradient. A NaN is returned before any number.
@@ -298,9 +291,7 @@ def segment_min(
     return torch.return_types.min(_min(data, segments, dim, fill_value))
 
 
-def segment_argmax(
-    data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: int = -1
-) -> Tensor:
+def segment_argmax(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: int = -1) -> Tensor:
     """The row that holds the maximum of each segment.
 
     Equivalent to:
@@ -328,9 +319,7 @@ def segment_argmax(
     return _argmax(data, segments, dim, fill_value)
 
 
-def segment_argmin(
-    data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: int = -1
-) -> Tensor:
+def segment_argmin(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: int = -1) -> Tensor:
     """The row that holds the minimum of each segment.
 
     Equivalent to:
@@ -358,9 +347,7 @@ def segment_argmin(
     return _argmin(data, segments, dim, fill_value)
 
 
-def segment_any(
-    data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: bool = False
-) -> Tensor:
+def segment_any(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: bool = False) -> Tensor:
     """Whether a segment has a row that is not zero.
 
     Equivalent to:
@@ -385,9 +372,7 @@ def segment_any(
     return _any(data, segments, dim, fill_value)
 
 
-def segment_all(
-    data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: bool = True
-) -> Tensor:
+def segment_all(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: bool = True) -> Tensor:
     """Whether no row of a segment is zero.
 
     Equivalent to:

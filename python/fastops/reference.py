@@ -1,7 +1,8 @@
 """Every operation in plain PyTorch: slow, obvious, differentiable any number of times and in forward mode.
 
-It defines what the operations mean and is what tests compare with. It also answers in place of the kernels on devices that have
-none and under `torch.func` transforms. The functions take what the public ones take and check it in the same words.
+It defines what the operations mean and is what tests compare with. It also answers in place of the kernels on devices
+that have none and under `torch.func` transforms. The functions take what the public ones take and check it in the
+same words.
 
 Segments are reduced by halving: rows `2k` and `2k + 1` of each segment become one, until one is left. The loop has
 `log2(longest)` steps, not one for each segment. It never adds to one place from several rows, so it is deterministic on
@@ -55,7 +56,8 @@ def segment_mean(
     rows = _widened(call.rows.to(result))
     lengths = call.per_segment(call.lengths).clamp(min=1).to(rows.dtype)
     plain = call.sum(rows) / lengths
-    # A sum that overflows, though the mean does not: rows are scaled by a power of two, which is exact, before they are added.
+    # A sum that overflows, though the mean does not: rows are scaled by a power of two, which is exact, before they
+    # are added.
     scale = torch.exp2(-torch.ceil(torch.log2(lengths)))
     scaled = call.sum(rows * call.to_rows(scale)) / (lengths * scale)
     return call.finish(torch.where(plain.isfinite(), plain, scaled), result, fill_value)
@@ -126,9 +128,7 @@ def segment_all(data: Tensor, segments: Grouping, *, dim: int = 0, fill_value: b
     return call.finish(call.sum((call.rows == 0).long()) == 0, result, fill_value)
 
 
-def segment_broadcast(
-    values: Tensor, segments: Grouping, *, dim: int = 0, num_rows: Optional[int] = None
-) -> Tensor:
+def segment_broadcast(values: Tensor, segments: Grouping, *, dim: int = 0, num_rows: Optional[int] = None) -> Tensor:
     op = "segment_broadcast"
     segments, dim = check(op, values, segments, dim, "values")
     check_dtype(op, values.dtype, ALL_DTYPES, "values")
@@ -142,9 +142,7 @@ def segment_broadcast(
 class _Call:
     """The rows of a call in the order of their segments, and the way back."""
 
-    def __init__(
-        self, op: str, data: Tensor, segments: Grouping, dim: int, accepted: tuple = ALL_DTYPES
-    ) -> None:
+    def __init__(self, op: str, data: Tensor, segments: Grouping, dim: int, accepted: tuple = ALL_DTYPES) -> None:
         segments, self.dim = check(op, data, segments, dim)
         remedy = "pass dtype=torch.float32" if data.dtype in ALL_DTYPES else ""
         check_dtype(op, data.dtype, accepted, remedy=remedy)
@@ -262,9 +260,7 @@ def _result_dtype(op: str, data: Tensor, dtype: Optional[torch.dtype]) -> torch.
     return dtype
 
 
-def _extremum(
-    op: str, better: Callable, data: Tensor, segments: Grouping, dim: int, fill_value: float
-) -> Tensor:
+def _extremum(op: str, better: Callable, data: Tensor, segments: Grouping, dim: int, fill_value: float) -> Tensor:
     call = _Call(op, data, segments, dim)
     check_options(op, data, {"fill_value": fill_value})
     best = call.take(call.best_row(better)).detach()
@@ -289,9 +285,7 @@ def _extremum_and_row(
     return call.finish(call.take(row), data.dtype, fill_value), call.finish(row, torch.int64, -1)
 
 
-def _extremal_row(
-    op: str, better: Callable, data: Tensor, segments: Grouping, dim: int, fill_value: int
-) -> Tensor:
+def _extremal_row(op: str, better: Callable, data: Tensor, segments: Grouping, dim: int, fill_value: int) -> Tensor:
     call = _Call(op, data, segments, dim)
     check_options(op, data, {"fill_value": fill_value}, int)
     return call.finish(call.best_row(better), torch.int64, fill_value)

@@ -1,7 +1,7 @@
 """One row per operation. Tests, benchmarks, the README's table and `python -m fastops` iterate it.
 
-    >>> find("segment_sum").description
-    'the sum of each segment'
+>>> find("segment_sum").description
+'the sum of each segment'
 """
 
 from __future__ import annotations
@@ -157,7 +157,15 @@ _TRUTH = {
 OPS: list[Op] = [
     _reduction("segment_sum", "the sum of each segment", "0", _sum_peer, **_TOTAL),
     _reduction("segment_mean", "the mean of each segment", "0", _mean_peer, dtypes=FLOATING, exact=False),
-    _reduction("segment_prod", "the product of each segment", "1", _scatter_peer("prod"), data_kind="factors", exact=False, **_TOTAL),
+    _reduction(
+        "segment_prod",
+        "the product of each segment",
+        "1",
+        _scatter_peer("prod"),
+        data_kind="factors",
+        exact=False,
+        **_TOTAL,
+    ),
     _reduction("segment_amax", "the maximum, ties share the gradient", "0", _scatter_peer("amax")),
     _reduction("segment_amin", "the minimum, ties share the gradient", "0", _scatter_peer("amin")),
     _reduction("segment_max", "the maximum and its first row", "0, -1", _row_peer("amax", True), **_WITH_ROWS),
@@ -195,8 +203,12 @@ def markdown_table() -> str:
         "|---|---|---|---|---|---|",
     ]
     for op in OPS:
-        dtypes = "all" if op.dtypes == ALL_DTYPES else "floating" if op.dtypes == FLOATING else ", ".join(
-            map(dtype_name, op.dtypes)
+        dtypes = (
+            "all"
+            if op.dtypes == ALL_DTYPES
+            else "floating"
+            if op.dtypes == FLOATING
+            else ", ".join(map(dtype_name, op.dtypes))
         )
         gradients = "1st, 2nd" if op.differentiable else ""
         lines.append(f"| `{op.name}` | {op.description} | {op.result} | {op.empty} | {dtypes} | {gradients} |")
@@ -225,7 +237,9 @@ def _errors(op: Op, device: Any) -> Iterator[ErrorSample]:
         data,
         list(CANONICAL_OFFSETS),
     )
-    yield error("data_without_dimensions", ValueError, f"{first} must have at least 1 dimension, but got 0", data[0], segments)
+    yield error(
+        "data_without_dimensions", ValueError, f"{first} must have at least 1 dimension, but got 0", data[0], segments
+    )
     yield error("dim_too_large", IndexError, r"dim must be in \[-2, 1\], but got 5", data[:, None], segments, dim=5)
     yield error("dim_too_small", IndexError, r"dim must be in \[-1, 0\], but got -2", data, segments, dim=-2)
     yield error("dim_is_a_string", TypeError, "dim must be an int, but got str", data, segments, dim="0")
@@ -244,10 +258,19 @@ def _errors(op: Op, device: Any) -> Iterator[ErrorSample]:
     for dtype in (torch.float32, torch.bool, torch.uint8, torch.int16):
         words = f"offsets must be int32 or int64, but got {dtype_name(dtype)}"
         yield error(f"offsets_of_{dtype_name(dtype)}", TypeError, words, data, offsets.to(dtype))
-    yield error("offsets_of_two_dimensions", ValueError, "offsets must have 1 dimension, but got 2", data, offsets[None])
-    yield error("offsets_of_five_dimensions", ValueError, "offsets must have 1 dimension, but got 5",
-                data, offsets.new_empty((5, 0, 0, 9, 2)))
-    yield error("offsets_without_entries", ValueError, "offsets must have at least 1 entry, but got 0", data, offsets[:0])
+    yield error(
+        "offsets_of_two_dimensions", ValueError, "offsets must have 1 dimension, but got 2", data, offsets[None]
+    )
+    yield error(
+        "offsets_of_five_dimensions",
+        ValueError,
+        "offsets must have 1 dimension, but got 5",
+        data,
+        offsets.new_empty((5, 0, 0, 9, 2)),
+    )
+    yield error(
+        "offsets_without_entries", ValueError, "offsets must have at least 1 entry, but got 0", data, offsets[:0]
+    )
     if cpu:  # elsewhere bare offsets are not looked at
         words = "offsets must ascend from 0, but got 2 after 5 at position 2"
         yield error("offsets_descend", ValueError, words, data, offsets.new_tensor([0, 5, 2, 7]))
@@ -259,30 +282,81 @@ def _errors(op: Op, device: Any) -> Iterator[ErrorSample]:
     words = rf"offsets must be on the device of {first} \({data.device}\), but got {elsewhere}; move one of them with .to\(device\)"
     yield error("offsets_elsewhere", DeviceMismatchError, words, data, offsets.to(elsewhere))
     if op.takes_values:
-        yield error("num_rows_differ", ValueError, "num_rows must be 7, as the segments say, but got 8", data, segments, num_rows=8)
-        yield error("num_rows_is_a_float", TypeError, "num_rows must be an integer, but got float", data, segments, num_rows=7.0)
+        yield error(
+            "num_rows_differ",
+            ValueError,
+            "num_rows must be 7, as the segments say, but got 8",
+            data,
+            segments,
+            num_rows=8,
+        )
+        yield error(
+            "num_rows_is_a_float", TypeError, "num_rows must be an integer, but got float", data, segments, num_rows=7.0
+        )
         return
     if op.name in ("segment_any", "segment_all"):
-        yield error("fill_value_is_an_int", TypeError, "fill_value must be a bool, but got int", data, segments, fill_value=1)
+        yield error(
+            "fill_value_is_an_int", TypeError, "fill_value must be a bool, but got int", data, segments, fill_value=1
+        )
     elif op.name in ("segment_argmax", "segment_argmin"):
         for wrong in (1.0, True, "1"):
             kind = type(wrong).__name__
             words = f"fill_value must be an int, but got {kind}"
             yield error(f"fill_value_is_a_{kind}", TypeError, words, data, segments, fill_value=wrong)
     else:
-        yield error("fill_value_is_a_string", TypeError, "fill_value must be a number, but got str", data, segments, fill_value="0")
-        yield error("fill_value_is_a_tensor", TypeError, "fill_value must be a number, but got torch.Tensor",
-                    data, segments, fill_value=data[0])
-        yield error("fill_value_too_large", ValueError, r"fill_value must fit in float32, but got 1e\+60", data, segments, fill_value=1e60)
+        yield error(
+            "fill_value_is_a_string",
+            TypeError,
+            "fill_value must be a number, but got str",
+            data,
+            segments,
+            fill_value="0",
+        )
+        yield error(
+            "fill_value_is_a_tensor",
+            TypeError,
+            "fill_value must be a number, but got torch.Tensor",
+            data,
+            segments,
+            fill_value=data[0],
+        )
+        yield error(
+            "fill_value_too_large",
+            ValueError,
+            r"fill_value must fit in float32, but got 1e\+60",
+            data,
+            segments,
+            fill_value=1e60,
+        )
         if torch.int64 in op.dtypes:
-            yield error("fill_value_is_no_integer", ValueError, "fill_value must fit in int64, but got 0.5",
-                        data.long(), segments, fill_value=0.5)
-            yield error("fill_value_is_nan", ValueError, "fill_value must fit in int64, but got nan",
-                        data.long(), segments, fill_value=float("nan"))
+            yield error(
+                "fill_value_is_no_integer",
+                ValueError,
+                "fill_value must fit in int64, but got 0.5",
+                data.long(),
+                segments,
+                fill_value=0.5,
+            )
+            yield error(
+                "fill_value_is_nan",
+                ValueError,
+                "fill_value must fit in int64, but got nan",
+                data.long(),
+                segments,
+                fill_value=float("nan"),
+            )
     if op.name in ("segment_sum", "segment_mean", "segment_prod"):
-        yield error("dtype_is_a_string", TypeError, "dtype must be a torch.dtype, but got str", data, segments, dtype="float32")
-        yield error("dtype_is_complex", TypeError, f"dtype must be one of {', '.join(map(dtype_name, op.dtypes))}, but got complex64",
-                    data, segments, dtype=torch.complex64)
+        yield error(
+            "dtype_is_a_string", TypeError, "dtype must be a torch.dtype, but got str", data, segments, dtype="float32"
+        )
+        yield error(
+            "dtype_is_complex",
+            TypeError,
+            f"dtype must be one of {', '.join(map(dtype_name, op.dtypes))}, but got complex64",
+            data,
+            segments,
+            dtype=torch.complex64,
+        )
     if op.name == "segment_mean":
         words = "data must be one of float16, bfloat16, float32, float64, but got int64; pass dtype=torch.float32"
         yield error("integer_data", TypeError, words, data.long(), segments)

@@ -38,10 +38,11 @@ class Segments:
     that needs the old one says so. What was not given is computed on first use and kept.
 
     It pickles, deep-copies, passes between processes and is a node of `torch.utils._pytree`, whose leaves are
-    `offsets` and, for rows that do not stand in order, `order` and `index`. Two objects are equal if they are the same object.
+    `offsets` and, for rows that do not stand in order, `order` and `index`. Two objects are equal if they are the
+    same object.
 
-    Checks happen at construction, once. They are left out where the entries cannot be known: on the meta device, for fake
-    tensors and inside `torch.compile`.
+    Checks happen at construction, once. They are left out where the entries cannot be known: on the meta device, for
+    fake tensors and inside `torch.compile`.
 
     Example:
         >>> segments = Segments.from_offsets(torch.tensor([0, 3, 3, 7]))
@@ -73,13 +74,15 @@ class Segments:
         """Segments of rows that stand in order, from where each starts (CSR).
 
         Args:
-            offsets: int32 or int64 `[S + 1]`, ascending from 0 to the number of rows. An empty segment repeats a position.
+            offsets: int32 or int64 `[S + 1]`, ascending from 0 to the number of rows. An empty segment repeats a
+                position.
             check_invariants: whether to check that. On CUDA the check waits for the device once; without it, wrong
                 offsets give wrong results but are never used out of bounds.
 
         Raises:
             TypeError: `offsets` is no tensor, or neither int32 nor int64.
-            ValueError: it has not one dimension, is empty, or does not ascend from 0. The message names the first bad entry.
+            ValueError: it has not one dimension, is empty, or does not ascend from 0. The message names the first bad
+                entry.
 
         Example:
             >>> Segments.from_offsets(torch.tensor([0, 3, 3, 7])).num_rows
@@ -109,19 +112,18 @@ class Segments:
         lengths = lengths.contiguous()
         offsets = _offsets_of(lengths, lengths.dtype)
         num_rows = None
-        if not _has_data(offsets):
-            pass
-        elif check_invariants:
-            bad, num_rows = _check_offsets(offsets).tolist()
-            if bad >= 0 and bool((lengths >= 0).all()):  # the sum does not fit
-                offsets = _offsets_of(lengths, torch.int64)
+        if _has_data(offsets):
+            if check_invariants:
                 bad, num_rows = _check_offsets(offsets).tolist()
-            if bad >= 0:
-                at = int((lengths < 0).nonzero()[0])
-                observed = f"{int(lengths[at])} at position {at}"
-                raise ValueError(sentence(op, "lengths", "be at least 0", observed))
-        elif offsets.is_cpu:
-            num_rows = int(offsets[-1])
+                if bad >= 0 and bool((lengths >= 0).all()):  # the sum does not fit
+                    offsets = _offsets_of(lengths, torch.int64)
+                    bad, num_rows = _check_offsets(offsets).tolist()
+                if bad >= 0:
+                    at = int((lengths < 0).nonzero()[0])
+                    observed = f"{int(lengths[at])} at position {at}"
+                    raise ValueError(sentence(op, "lengths", "be at least 0", observed))
+            elif offsets.is_cpu:
+                num_rows = int(offsets[-1])
         segments = _new(offsets, None, None, num_rows)
         segments._lengths = lengths
         return segments
@@ -143,15 +145,15 @@ class Segments:
             index: int32 or int64 `[N]`, entries in `[0, num_segments)`.
             num_segments: `S`; None for the largest entry plus one, which on CUDA waits for the device.
             ignore_index: rows with this entry belong to no segment: they count in no reduction, get 0 where a result
-                has the rows of `data`, and receive no gradient. Without it -1 is an error, never the last segment. The property
-                `index` has -1 for such rows.
-            check_invariants: whether to look at the entries. On CUDA that waits for the device once. Without it an index that
-                ascends is not noticed, and rows with entries out of range belong to no segment.
+                has the rows of `data`, and receive no gradient. Without it -1 is an error, never the last segment.
+                The property `index` has -1 for such rows.
+            check_invariants: whether to look at the entries. On CUDA that waits for the device once. Without it an
+                index that ascends is not noticed, and rows with entries out of range belong to no segment.
 
         Raises:
             TypeError: `index` is no tensor or neither int32 nor int64; `num_segments` or `ignore_index` is no integer.
-            ValueError: `index` has not one dimension or an entry out of range (the message names the first); `num_segments`
-                is negative or too small.
+            ValueError: `index` has not one dimension or an entry out of range (the message names the first);
+                `num_segments` is negative or too small.
             MemoryError: `num_segments` is so large that the offsets do not fit in memory.
 
         Example:
@@ -227,14 +229,14 @@ class Segments:
         but by hashing where that is faster, for more kinds of keys, and with room for missing ones.
 
         Args:
-            keys: one key per row: a NumPy array, a pandas Series, Index or Categorical, a tensor, or a list of anything that
-                can be hashed (strings, tuples, dates). A missing key (None, NaN, NaT, NA) belongs to no segment, as in
-                pandas' groupby.
+            keys: one key per row: a NumPy array, a pandas Series, Index or Categorical, a tensor, or a list of
+                anything that can be hashed (strings, tuples, dates). A missing key (None, NaN, NaT, NA) belongs to no
+                segment, as in pandas' groupby.
 
         Returns:
-            The segments (on the CPU, or on the device of a tensor) and the unique keys, sorted (a Categorical in the order of its
-            categories; keys that cannot be compared in the order of appearance). They are of the same kind as `keys`:
-            a list for a list, an array for an array, an Index for a Series.
+            The segments (on the CPU, or on the device of a tensor) and the unique keys, sorted (a Categorical in the
+            order of its categories; keys that cannot be compared in the order of appearance). They are of the same
+            kind as `keys`: a list for a list, an array for an array, an Index for a Series.
 
         Raises:
             TypeError: `keys` is no array-like, or a key cannot be hashed.
@@ -376,16 +378,14 @@ def _from_offsets(op: str, offsets: Tensor, check_invariants: bool) -> Segments:
         raise ValueError(sentence(op, "offsets", "have at least 1 entry", 0))
     offsets = offsets.contiguous()
     num_rows = None
-    if check_invariants or offsets.is_cpu:
-        if not _has_data(offsets):
-            pass
-        elif check_invariants:
+    if _has_data(offsets):
+        if check_invariants:
             bad, num_rows = _check_offsets(offsets).tolist()
             if bad >= 0:
-                before = f"{int(offsets[bad - 1])} " if bad > 0 else ""
-                observed = f"{int(offsets[bad])} after {before}at position {bad}" if before else f"{int(offsets[0])} at position 0"
+                after = f" after {int(offsets[bad - 1])}" if bad > 0 else ""
+                observed = f"{int(offsets[bad])}{after} at position {bad}"
                 raise ValueError(sentence(op, "offsets", "ascend from 0", observed))
-        else:
+        elif offsets.is_cpu:
             num_rows = int(offsets[-1])
     return _new(offsets, None, None, num_rows)
 
@@ -522,4 +522,3 @@ torch.utils._pytree.register_pytree_node(
 )
 # torch.load(weights_only=True), its default, takes Segments too.
 torch.serialization.add_safe_globals([Segments, _rebuild])
-

@@ -1,7 +1,7 @@
 """What fastops is tested with, published so that others can test against it: length patterns, inputs, tolerances.
 
-    >>> [sample.id for sample in sample_inputs("segment_sum", "cpu", torch.float32)][:2]
-    ['none-D1-contiguous-offsets', 'one_empty-D3-transposed-offsets32']
+>>> [sample.id for sample in sample_inputs("segment_sum", "cpu", torch.float32)][:2]
+['none-D1-contiguous-offsets', 'one_empty-D3-transposed-offsets32']
 """
 
 from __future__ import annotations
@@ -94,12 +94,11 @@ def make_generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def make_data(
-    shape: tuple[int, ...], dtype: torch.dtype, *, kind: str = "dyadic", seed: int = 0
-) -> Tensor:
+def make_data(shape: tuple[int, ...], dtype: torch.dtype, *, kind: str = "dyadic", seed: int = 0) -> Tensor:
     """Numbers on the CPU, of one kind:
 
-    - dyadic: multiples of 1/8 in [-4, 4], with many ties; their sums are exact in every dtype that accumulates in float32
+    - dyadic: multiples of 1/8 in [-4, 4], with many ties; their sums are exact in every dtype that accumulates in
+      float32
     - factors: of +-1, +-2 and +-1/2, rarely 0; their products are exact as long as they do not overflow
     - normal: any float, with no ties to speak of
     - distinct: no two within 1/4, so that a numerical derivative does not cross a tie
@@ -119,7 +118,9 @@ def make_data(
         if not dtype.is_floating_point:
             few = torch.tensor([1, 1, 1, 2, 3] if dtype == torch.uint8 else [1, -1, 1, 2, -3])
             return few[torch.randint(0, 5, shape, generator=generator)].to(dtype)
-        values = torch.tensor([1.0, -1.0, 1.0, 2.0, 0.5, -2.0, -0.5, 1.0])[torch.randint(0, 8, shape, generator=generator)]
+        values = torch.tensor([1.0, -1.0, 1.0, 2.0, 0.5, -2.0, -0.5, 1.0])[
+            torch.randint(0, 8, shape, generator=generator)
+        ]
         zeros = torch.randint(0, 50, shape, generator=generator) == 0
         return torch.where(zeros, 0.0, values).to(dtype)
     low = 0 if dtype == torch.uint8 else -32
@@ -134,7 +135,9 @@ def make_data(
     return values.to(dtype)
 
 
-def make_segments(lengths: tuple[int, ...], grouping: str = "offsets", *, device: Any = "cpu", seed: int = 0) -> Segments:
+def make_segments(
+    lengths: tuple[int, ...], grouping: str = "offsets", *, device: Any = "cpu", seed: int = 0
+) -> Segments:
     """Segments of these lengths. `ignored` has two more rows for every five, which belong to none."""
     counts = torch.tensor(lengths, dtype=torch.int64)
     offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
