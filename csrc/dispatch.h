@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <stdexcept>
 
+#include "kernels.h"
 #include "numeric.h"
 #include "reducers.h"
 
@@ -137,6 +138,16 @@ void visit_reducer(Reduction reduction, DType dtype, Visit&& visit) {
         if (reduction == Reduction::any) return visit(ReducerTypes<Truth<false>::Of, T, compute_t<T>, uint8_t>{});
         visit(ReducerTypes<Truth<true>::Of, T, compute_t<T>, uint8_t>{});
       });
+    case Reduction::logsumexp:
+      return visit_floating(dtype, [&](auto t) {
+        using T = typename decltype(t)::type;
+        visit(ReducerTypes<LogSumExp, T, compute_t<T>, T>{});
+      });
+    case Reduction::moments:
+      return visit_floating(dtype, [&](auto t) {
+        using T = typename decltype(t)::type;
+        visit(ReducerTypes<Moments, T, compute_t<T>, T>{});
+      });
     case Reduction::prod_parts:
       return visit_floating(dtype, [&](auto t) {
         visit(ReducerTypes<ProductParts, typename decltype(t)::type, double, double>{});
@@ -144,5 +155,62 @@ void visit_reducer(Reduction reduction, DType dtype, Visit&& visit) {
   }
   unsupported();
 }
+
+// The call as kernels take it. What has none runs as something else: the smallest as the largest of mirrored elements,
+// and whether elements are zero by their bits.
+struct PreparedReduce {
+  ReduceCall call;
+  bool mirror = false;
+  int64_t truth_mask = 0;
+
+  FASTOPS_HD explicit PreparedReduce(const ReduceCall& original) : call(original) {
+    switch (call.reduction) {
+      case Reduction::amin:
+        mirror = true, call.reduction = Reduction::amax;
+        return;
+      case Reduction::min:
+        mirror = true, call.reduction = Reduction::max;
+        return;
+      case Reduction::amin_count:
+        mirror = true, call.reduction = Reduction::amax_count;
+        return;
+      case Reduction::any:
+      case Reduction::all:
+        break;
+      default:
+        return;
+    }
+    truth_mask = -1;
+    switch (call.dtype) {  // a zero may have a sign
+      case DType::f16:
+      case DType::bf16:
+        call.dtype = DType::i16, truth_mask = INT16_MAX;
+        return;
+      case DType::f32:
+        call.dtype = DType::i32, truth_mask = INT32_MAX;
+        return;
+      case DType::f64:
+        call.dtype = DType::i64, truth_mask = INT64_MAX;
+        return;
+      case DType::i8:
+        call.dtype = DType::u8;
+        return;
+      default:
+        return;
+    }
+  }
+};
+
+template <class Types>
+inline constexpr bool has_kernel = [] {
+  using V = typename Types::V;
+  using R = typename Types::template Reducer<V, int>;
+  constexpr bool smallest = std::is_same_v<R, typename Extremum<false>::template Value<V, int>> ||
+                            std::is_same_v<R, typename Extremum<false>::template WithRow<V, int>> ||
+                            std::is_same_v<R, typename Extremum<false>::template WithCount<V, int>>;
+  constexpr bool truth = std::is_same_v<R, typename Truth<true>::template Of<V, int>> ||
+                         std::is_same_v<R, typename Truth<false>::template Of<V, int>>;
+  return !smallest && !(truth && (is_floating<typename Types::T> || std::is_same_v<typename Types::T, int8_t>));
+}();
 
 }  // namespace fastops

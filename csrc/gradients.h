@@ -19,12 +19,23 @@ enum class RowMap : int8_t {
   select,    // of max and min: to the row that was returned
   extremum,  // of amax and amin: evenly to all rows that tie
   prod,
+  logsumexp,
+  variance,
 };
 
 struct RowMapArrays {
   const void* values;    // [outer, S, inner] what is handed down
-  const void* result;    // extremum: the reduction's result; prod: the product of the elements that are not zero
+  const void* result;    // extremum, logsumexp: the reduction's result; prod: the product of the elements that are not
+                         // zero; variance: the mean
   const int64_t* extra;  // select: row numbers; extremum: number of ties; prod: number of zeros
+  double correction;     // variance
+};
+
+// The types of values and of result where they are not those of the elements.
+template <class M, class T>
+struct MapTypes {
+  using Value = T;
+  using Result = T;
 };
 
 template <class T>
@@ -88,6 +99,56 @@ struct ProductMap {
     if (zeros == 0) return store_as<T>(share / x);
     return zeros == 1 && x == 0 ? store_as<T>(share) : T{};
   }
+};
+
+template <class T>
+struct MapTypes<ProductMap<T>, T> {
+  using Value = T;
+  using Result = double;
+};
+
+// d log(sum(exp(x))) / d x_i = exp(x_i - result)
+template <class T>
+struct LogSumExpMap {
+  static constexpr bool kReadsData = true;
+  using V = compute_t<T>;
+  V grad, result;
+  FASTOPS_HD LogSumExpMap(const RowMapArrays& arrays, int64_t at, int64_t)
+      : grad(load_as<V>(static_cast<const T*>(arrays.values)[at])), result(static_cast<const V*>(arrays.result)[at]) {
+    if (result == -V(INFINITY)) grad = 0, result = V(INFINITY);  // all rows are -inf: no direction is up
+  }
+  FASTOPS_HD T operator()(T element, int64_t) const {
+    return store_as<T>(grad * Math<V>::exp(load_as<V>(element) - result));
+  }
+};
+template <class T>
+struct MapTypes<LogSumExpMap<T>, T> {
+  using Value = T;
+  using Result = compute_t<T>;
+};
+
+// d var / d x_i = 2 (x_i - mean) / (length - correction)
+template <class T>
+struct VarianceMap {
+  static constexpr bool kReadsData = true;
+  using V = compute_t<T>;
+  V factor, mean;
+  bool is_defined;
+  FASTOPS_HD VarianceMap(const RowMapArrays& arrays, int64_t at, int64_t length)
+      : factor(static_cast<const V*>(arrays.values)[at]), mean(static_cast<const V*>(arrays.result)[at]) {
+    const double divisor = double(length) - arrays.correction;
+    is_defined = divisor > 0;
+    factor = factor * (2 / V(divisor));
+    mean += mean - mean;  // around an infinity there is no direction
+  }
+  FASTOPS_HD T operator()(T element, int64_t) const {
+    return is_defined ? store_as<T>(factor * (load_as<V>(element) - mean)) : T{};
+  }
+};
+template <class T>
+struct MapTypes<VarianceMap<T>, T> {
+  using Value = compute_t<T>;
+  using Result = compute_t<T>;
 };
 
 }  // namespace fastops

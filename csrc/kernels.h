@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "gradients.h"
+#include "normalisers.h"
 #include "numeric.h"
 #include "reducers.h"
 #include "segments.h"
@@ -19,23 +20,36 @@ namespace fastops {
 struct ReduceCall {
   Reduction reduction;
   DType dtype;                 // of data
-  bool wide_out;               // 16-bit data, float out (sum, mean and prod)
+  bool wide_out;               // 16-bit data, float out (sum, mean, prod and logsumexp)
   const void* data;            // [outer, N, inner]
   void* out;                   // [outer, S, inner]; none: only `extra` is wanted
   int64_t* extra;              // [outer, S, inner] row numbers or counts, where the reduction has them
   double fill;                 // for segments without rows, as a floating number
   int64_t fill_integer;        // and as an integer
   int64_t fill_extra;
+  void* mean;                  // moments: [outer, S, inner] of the type that is computed in; 0 without rows
+  double correction;           // moments: the rows that count in the divisor are so many fewer
+  bool root;                   // moments: the standard deviation, not the variance
   SegmentsView segments;
   int64_t outer, inner;
 };
 
 struct RowMapCall {
   RowMap map;
-  DType dtype;        // of values, data and out
+  DType dtype;        // of data and out, and of values but for the variance
   const void* data;   // [outer, N, inner], for maps that read it
   void* out;          // [outer, N, inner]; rows that belong to no segment get 0
   RowMapArrays arrays;
+  SegmentsView segments;
+  int64_t outer, inner;
+};
+
+struct NormaliseCall {
+  Normalise kind;
+  DType dtype;       // of data, grad and out
+  const void* data;  // [outer, N, inner]; of a derivative: the result
+  const void* grad;  // [outer, N, inner], of a derivative
+  void* out;         // [outer, N, inner]; rows that belong to no segment get 0
   SegmentsView segments;
   int64_t outer, inner;
 };
@@ -66,7 +80,10 @@ struct Pool {
 #define FASTOPS_DECLARE_CPU_KERNELS(capability)       \
   namespace capability {                              \
   void reduce(const ReduceCall&, const Pool&);        \
+  void reduce_part_1(const ReduceCall&, const Pool&); \
+  void reduce_part_2(const ReduceCall&, const Pool&); \
   void map_rows(const RowMapCall&, const Pool&);      \
+  void normalise(const NormaliseCall&, const Pool&);  \
   void group(const GroupCall&, const Pool&);          \
   }
 FASTOPS_DECLARE_CPU_KERNELS(default_)
@@ -86,6 +103,9 @@ size_t reduce_workspace(const ReduceCall&);
 void reduce(const ReduceCall&, void* workspace, CUstream_st* stream);
 
 void map_rows(const RowMapCall&, CUstream_st* stream);
+
+size_t normalise_workspace(const NormaliseCall&);
+void normalise(const NormaliseCall&, void* workspace, CUstream_st* stream);
 
 size_t group_workspace(const GroupCall&);
 void group(const GroupCall&, void* workspace, CUstream_st* stream);

@@ -2,6 +2,8 @@
 // computes there, and rounds once when it stores.
 #pragma once
 
+#include <math.h>
+
 #include <cstdint>
 #include <cstring>
 
@@ -127,6 +129,22 @@ template <class V>
 FASTOPS_HD V load_as(BFloat16 x) {
   return V(to_float(x));
 }
+
+// exp, log and sqrt of what is computed in; of the CPU's vectors in cpu/math.h.
+template <class V>
+struct Math;
+template <>
+struct Math<float> {
+  FASTOPS_HD static float exp(float x) { return ::expf(x); }
+  FASTOPS_HD static float log(float x) { return ::logf(x); }
+  FASTOPS_HD static float sqrt(float x) { return ::sqrtf(x); }
+};
+template <>
+struct Math<double> {
+  FASTOPS_HD static double exp(double x) { return ::exp(x); }
+  FASTOPS_HD static double log(double x) { return ::log(x); }
+  FASTOPS_HD static double sqrt(double x) { return ::sqrt(x); }
+};
 
 // Rounds a computed value to the element type T.
 template <class T, class V>

@@ -19,6 +19,11 @@ TORCH_LIBRARY(fastops, m) {
   op("segment_argmin(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, int fill_value=-1) -> Tensor");
   op("segment_any(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, bool fill_value=False) -> Tensor");
   op("segment_all(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, bool fill_value=True) -> Tensor");
+  op("segment_logsumexp(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, Scalar? fill_value=None) -> Tensor");
+  op("segment_var(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, float correction=1, Scalar fill_value=0) -> Tensor");
+  op("segment_std(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, float correction=1, Scalar fill_value=0) -> Tensor");
+  op("_segment_logsumexp_wide(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim, Scalar? fill_value) -> Tensor");
+  op("_segment_moments(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim, float correction, bool root, Scalar fill_value) -> (Tensor values, Tensor mean)");
   op("_segment_amax_count(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim, Scalar fill_value) -> (Tensor values, Tensor counts)");
   op("_segment_amin_count(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim, Scalar fill_value) -> (Tensor values, Tensor counts)");
   op("_segment_prod_parts(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim) -> (Tensor product, Tensor zeros)");
@@ -29,6 +34,15 @@ TORCH_LIBRARY(fastops, m) {
   op("_segment_select_backward(Tensor grad, Tensor indices, Tensor offsets, Tensor? order, Tensor? index, SymInt num_rows, int dim) -> Tensor");
   op("_segment_extremum_backward(Tensor grad, Tensor data, Tensor values, Tensor counts, Tensor offsets, Tensor? order, Tensor? index, int dim) -> Tensor");
   op("_segment_prod_backward(Tensor grad, Tensor data, Tensor product, Tensor zeros, Tensor offsets, Tensor? order, Tensor? index, int dim) -> Tensor");
+
+  op("_segment_logsumexp_backward(Tensor grad, Tensor data, Tensor result, Tensor offsets, Tensor? order, Tensor? index, int dim) -> Tensor");
+  op("_segment_var_backward(Tensor grad, Tensor data, Tensor mean, Tensor offsets, Tensor? order, Tensor? index, int dim, float correction) -> Tensor");
+
+  // normalise.cpp
+  op("segment_softmax(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0) -> Tensor");
+  op("segment_log_softmax(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0) -> Tensor");
+  op("_segment_softmax_backward(Tensor grad, Tensor result, Tensor offsets, Tensor? order, Tensor? index, int dim) -> Tensor");
+  op("_segment_log_softmax_backward(Tensor grad, Tensor result, Tensor offsets, Tensor? order, Tensor? index, int dim) -> Tensor");
 
   // segments.cpp
   op("_check_offsets(Tensor offsets) -> Tensor");

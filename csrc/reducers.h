@@ -5,9 +5,15 @@
 //     R::of(x, row)     one row
 //     combine(a, b)     the rows of a, then those of b
 //     value(length)     the result, given the number of rows it stands for
-//     extra()           what some reductions return beside it: a row number (kExtra) or a count
+//     extra()           what some reductions return beside it (kExtra): a row number, a count or a mean
 //     at<S, J>(pick, n) the same as R<S, J>, for one lane of a vector or with other row numbers: row + n
 //     merge(a, b)       combine for rows that interleave (the lanes of a vector along a segment)
+// Where a step is dear, the rows of a block may be met twice instead, which comes to the same (kTwice):
+//     start(x, first)   what pass one joins, with lead(a, b); `first` is a row of the block
+//     settle(joined, first, n)  what all rows of the block are then measured from
+//     term(x, from)     what pass two adds up
+//     part(from, sum, n)        R of the n rows
+//     silent(from)      x with a term that does not matter
 // There is no identity element: a segment without rows is never reduced, so no value of the data can be mistaken for
 // "empty". Conditions are combined with | and & and chosen with ?:, which mean the same for scalars and vectors.
 #pragma once
@@ -31,9 +37,11 @@ enum class Reduction : int8_t {
   any,
   all,
   prod_parts,  // product of the elements that are not zero, and how many are
+  logsumexp,
+  moments,  // variance or standard deviation, and the mean
 };
 
-enum class Extra : int8_t { none, row, count };
+enum class Extra : int8_t { none, row, count, mean };
 
 template <class V, class = void>
 struct Scalar {
@@ -256,6 +264,74 @@ struct Extremum {
     }
   };
 };
+
+// log(sum(exp(x))), from the greatest element and the sum of exp(x - greatest): nothing overflows, and what is measured
+// from another greatest element is scaled (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
+template <class V, class I>
+struct LogSumExp {
+  using Row = I;
+  static constexpr Extra kExtra = Extra::none;
+  static constexpr bool kTwice = true;
+  V top;
+  V total;  // where top is infinite: how often it occurs
+  FASTOPS_HD static LogSumExp of(V x, I) { return {x, constant<V>(1)}; }
+  FASTOPS_HD static LogSumExp combine(const LogSumExp& a, const LogSumExp& b) {
+    const auto take = beats<true>(b.top, a.top);
+    const V top = take ? b.top : a.top, other = take ? a.top : b.top;
+    const V scale = Math<V>::exp(other == top ? V{} : other - top);
+    return {top, take ? b.total + a.total * scale : a.total + b.total * scale};
+  }
+  FASTOPS_HD V value(int64_t) const { return top - top == 0 ? top + Math<V>::log(total) : top; }
+  template <class S, class J, class Pick>
+  FASTOPS_HD LogSumExp<S, J> at(Pick pick, J) const {
+    return {S(pick(top)), S(pick(total))};
+  }
+  FASTOPS_HD static V start(V x, V) { return x; }
+  FASTOPS_HD static V lead(V a, V b) { return beats<true>(b, a) ? b : a; }
+  FASTOPS_HD static V settle(V joined, V, int64_t) { return joined; }
+  FASTOPS_HD static V term(V x, V from) { return Math<V>::exp(x == from ? V{} : x - from); }
+  FASTOPS_HD static LogSumExp part(V from, V sum, int64_t) { return {from, sum}; }
+  FASTOPS_HD static V silent(V) { return constant<V>(-scalar_of<V>(INFINITY)); }
+};
+
+// Mean and sum of squared differences from it (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
+// computing sample variances", 1979). Equal rows differ by exactly 0.
+template <class V, class I>
+struct Moments {
+  using Row = I;
+  static constexpr Extra kExtra = Extra::mean;
+  static constexpr bool kTwice = true;
+  V mean;
+  V squares;
+  V count;
+  FASTOPS_HD static Moments of(V x, I) { return {x, x - x, constant<V>(1)}; }  // infinities and NaN have no variance
+  FASTOPS_HD static Moments combine(const Moments& a, const Moments& b) {
+    const V count = a.count + b.count, by = b.mean - a.mean, share = b.count / count;
+    return {a.mean + by * share, a.squares + b.squares + by * by * (a.count * share), count};
+  }
+  FASTOPS_HD V value(int64_t) const { return squares; }
+  // Of `divisor` rows less correction.
+  FASTOPS_HD V spread(double divisor, bool root) const {
+    const V variance = squares / scalar_of<V>(divisor);
+    return root ? Math<V>::sqrt(variance) : variance;
+  }
+  FASTOPS_HD V extra() const { return mean; }
+  template <class S, class J, class Pick>
+  FASTOPS_HD Moments<S, J> at(Pick pick, J) const {
+    return {S(pick(mean)), S(pick(squares)), S(pick(count))};
+  }
+  FASTOPS_HD static V start(V x, V first) { return x - first; }
+  FASTOPS_HD static V lead(V a, V b) { return a + b; }
+  FASTOPS_HD static V settle(V joined, V first, int64_t n) { return first + joined / scalar_of<V>(n); }
+  FASTOPS_HD static V term(V x, V from) { return (x - from) * (x - from); }
+  FASTOPS_HD static Moments part(V from, V sum, int64_t n) { return {from, sum, constant<V>(scalar_of<V>(n))}; }
+  FASTOPS_HD static V silent(V from) { return from; }
+};
+
+template <class R, class = void>
+inline constexpr bool kTwice = false;
+template <class R>
+inline constexpr bool kTwice<R, std::enable_if_t<R::kTwice>> = true;
 
 template <class R>
 FASTOPS_HD R merge(const R& a, const R& b) {

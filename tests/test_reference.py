@@ -18,6 +18,9 @@ FILLS = {
     "argmin": -1,
     "any": False,
     "all": True,
+    "logsumexp": -float("inf"),
+    "var": 0,
+    "std": 0,
 }
 
 
@@ -25,12 +28,20 @@ def one_at_a_time(name, data, segments):
     """The reduction by a loop over segments with the torch namesake."""
     function = getattr(torch, name)
     index = segments.index
+    if "softmax" in name:
+        out = torch.zeros_like(data)
+        for number in range(segments.num_segments):
+            part = data[index == number]
+            masked = (part == -torch.inf).all(0)  # torch has NaN there
+            result = function(part, 0) if len(part) else part
+            out[index == number] = torch.where(masked, -torch.inf if name == "log_softmax" else 0.0, result)
+        return out
     results, rows = [], []
     for number in range(segments.num_segments):
         members = (index == number).nonzero()[:, 0]
-        if len(members) == 0:
+        if len(members) <= (name in ("var", "std")):  # which torch makes NaN for one row
             shape = data.shape[1:]
-            dtype = function(data[:1], 0)
+            dtype = function(data[:1], dim=0)
             dtype = (dtype[0] if isinstance(dtype, tuple) else dtype).dtype
             results.append(torch.full(shape, FILLS[name], dtype=dtype))
             rows.append(torch.full(shape, -1))
@@ -44,7 +55,7 @@ def one_at_a_time(name, data, segments):
             results.append(first if "arg" in name else best)
             rows.append(first)
         else:
-            results.append(function(part, 0))
+            results.append(function(part, dim=0))
     if name in ("max", "min"):
         return torch.stack(results), torch.stack(rows)
     return torch.stack(results)

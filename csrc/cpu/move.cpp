@@ -5,6 +5,7 @@
 // which makes the values the random access and keeps the writes, the larger part, in order.
 #include "cpu/capability.h"
 
+#include "cpu/math.h"
 #include "cpu/vec.h"
 #include "cpu/walk.h"
 #include "dispatch.h"
@@ -68,6 +69,11 @@ class MapRows final : public Visitor {
       const T* data = static_cast<const T*>(call_.data) + at;
       if (inner == 1) {
         const M map(call_.arrays, values, span.length);
+        if constexpr (std::is_same_v<M, LogSumExpMap<T>>) {
+          std::vector<M> same(kColumnsAtOnce, map);
+          for (int64_t r = 0; r < rows; r += kColumnsAtOnce) powers(data + r, out + r, same.data(), std::min(kColumnsAtOnce, rows - r));
+          return;
+        }
         for (int64_t r = 0; r < rows; ++r) out[r] = map(data[r], first + r);
         return;
       }
@@ -99,11 +105,25 @@ class MapRows final : public Visitor {
  private:
   static constexpr int64_t kColumnsAtOnce = 64;
 
+  // exp by vectors, of kColumnsAtOnce elements or fewer.
+  static void powers(const T* data, T* out, const M* maps, int64_t width) {
+    using V = compute_t<T>;
+    V x[kColumnsAtOnce], grad[kColumnsAtOnce];
+    for (int64_t i = 0; i < width; ++i) x[i] = load_as<V>(data[i]) - maps[i].result, grad[i] = maps[i].grad;
+    for (int64_t i = width; i < ceil_div(width, kLanes<V>) * kLanes<V>; ++i) x[i] = 0;
+    for (int64_t i = 0; i < width; i += kLanes<V>) store(x + i, Math<vec<V>>::exp(unaligned<vec<V>>(x + i)));
+    for (int64_t i = 0; i < width; ++i) out[i] = store_as<T>(grad[i] * x[i]);
+  }
+
   void columns(const T* data, T* out, int64_t values, int64_t width, int64_t rows, int64_t first, int64_t length) {
     alignas(M) std::byte storage[kColumnsAtOnce * sizeof(M)];
     M* maps = reinterpret_cast<M*>(storage);
     for (int64_t column = 0; column < width; ++column) new (maps + column) M(call_.arrays, values + column, length);
     for (int64_t r = 0; r < rows; ++r, data += call_.inner, out += call_.inner) {
+      if constexpr (std::is_same_v<M, LogSumExpMap<T>>) {
+        powers(data, out, maps, width);
+        continue;
+      }
       for (int64_t column = 0; column < width; ++column) out[column] = maps[column](data[column], first + r);
     }
   }
@@ -117,11 +137,13 @@ class MapRows final : public Visitor {
     T* out = static_cast<T*>(call_.out) + at * inner;
     if constexpr (std::is_same_v<M, BroadcastMap<T>>) {
       std::memcpy(out, static_cast<const T*>(call_.arrays.values) + values, inner * sizeof(T));
-    } else {
-      const T* data = M::kReadsData ? static_cast<const T*>(call_.data) + at * inner : nullptr;
-      for (int64_t column = 0; column < inner; ++column) {
-        out[column] = M(call_.arrays, values + column, length)(M::kReadsData ? data[column] : T{}, r);
+    } else if constexpr (M::kReadsData) {
+      const T* data = static_cast<const T*>(call_.data) + at * inner;
+      for (int64_t column = 0; column < inner; column += kColumnsAtOnce) {
+        columns(data + column, out + column, values + column, std::min(kColumnsAtOnce, inner - column), 1, r, length);
       }
+    } else {
+      for (int64_t column = 0; column < inner; ++column) out[column] = M(call_.arrays, values + column, length)(T{}, r);
     }
   }
 
@@ -159,6 +181,8 @@ void map_rows(const RowMapCall& call, const Pool& pool) {
     case RowMap::select: return floating<SelectMap>(call, pool);
     case RowMap::extremum: return floating<ExtremumMap>(call, pool);
     case RowMap::prod: return floating<ProductMap>(call, pool);
+    case RowMap::logsumexp: return floating<LogSumExpMap>(call, pool);
+    case RowMap::variance: return floating<VarianceMap>(call, pool);
   }
   unsupported();
 }

@@ -101,6 +101,11 @@ FASTOPS_HD void store(T* to, const V& from) {
     const __m128i bits = _mm256_cvtps_ph(bit_cast<__m256>(from), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     std::memcpy(to, &bits, sizeof(bits));
 #endif
+  } else if constexpr (std::is_same_v<T, BFloat16> && std::is_same_v<S, float>) {  // as to_bfloat16() does
+    const auto bits = bit_cast<vec<uint32_t>>(from);
+    const auto quiet = (bits >> 16) | 0x40, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const auto narrowed = __builtin_convertvector(from != from ? quiet : rounded, vec_like<uint16_t, float>);
+    std::memcpy(to, &narrowed, sizeof(narrowed));
   } else if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>) {
     for (int i = 0; i < kLanes<S>; ++i) to[i] = store_as<T>(from[i]);
   } else {
@@ -136,6 +141,23 @@ FASTOPS_HD void prefetch([[maybe_unused]] const void* address) {
 FASTOPS_HD void prefetch_far([[maybe_unused]] const void* address) {
 #if FASTOPS_VECTOR_EXTENSION
   __builtin_prefetch(address, 0, 2);
+#endif
+}
+
+// To an aligned address; to be followed by fence_stores() before another thread looks.
+template <class T, class V>
+FASTOPS_HD void store_past_caches(T* to, const V& from) {
+#if FASTOPS_CAPABILITY == 2
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(to), bit_cast<__m512i>(from));
+#elif FASTOPS_CAPABILITY == 1
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(to), bit_cast<__m256i>(from));
+#else
+  store(to, from);
+#endif
+}
+FASTOPS_HD void fence_stores() {
+#if FASTOPS_CAPABILITY > 0
+  _mm_sfence();
 #endif
 }
 

@@ -47,14 +47,18 @@ struct MoveArgs {
 // read memory in pieces of an element.
 template <class M, class T, int kVec>
 struct Maps {
-  static constexpr bool kHasExtra = !std::is_same_v<M, BroadcastMap<T>> && !std::is_same_v<M, MeanMap<T>>;
-  using Result = std::conditional_t<std::is_same_v<M, ProductMap<T>>, double, T>;
+  static constexpr bool kHasExtra =
+      std::is_same_v<M, SelectMap<T>> || std::is_same_v<M, ExtremumMap<T>> || std::is_same_v<M, ProductMap<T>>;
+  using Value = typename MapTypes<M, T>::Value;
+  using Result = typename MapTypes<M, T>::Result;
   struct Columns {
-    T values[kVec];
+    Value values[kVec];
     Result result[kVec];
     int64_t extra[kVec];
+    double correction;
     __device__ __forceinline__ Columns(const RowMapArrays& arrays, int64_t at) {
-      load_elements(static_cast<const T*>(arrays.values) + at, values);
+      load_elements(static_cast<const Value*>(arrays.values) + at, values);
+      correction = arrays.correction;
       if constexpr (M::kReadsData) load_elements(static_cast<const Result*>(arrays.result) + at, result);
       if constexpr (kHasExtra) load_elements(arrays.extra + at, extra);
     }
@@ -65,7 +69,7 @@ struct Maps {
       : Maps(Columns(arrays, at), length, std::make_integer_sequence<int, kVec>{}) {}
   template <int... e>
   __device__ __forceinline__ Maps(const Columns& columns, int64_t length, std::integer_sequence<int, e...>)
-      : maps{M({columns.values, columns.result, columns.extra}, e, length)...} {}
+      : maps{M({columns.values, columns.result, columns.extra, columns.correction}, e, length)...} {}
 
   // kRows rows, which stand `inner` elements apart. All are read before the first is written, so that they are in
   // flight together.
@@ -436,6 +440,10 @@ void map_rows(const RowMapCall& call, cudaStream_t stream) {
       return map_floating<ExtremumMap>(call, stream);
     case RowMap::prod:
       return map_floating<ProductMap>(call, stream);
+    case RowMap::logsumexp:
+      return map_floating<LogSumExpMap>(call, stream);
+    case RowMap::variance:
+      return map_floating<VarianceMap>(call, stream);
   }
   unsupported();
 }

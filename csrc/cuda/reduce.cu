@@ -140,8 +140,6 @@ struct Reducers {
   static constexpr bool kIsMean = is<Mean>;
   static constexpr bool kIsLargest =
       is<Extremum<true>::Value> || is<Extremum<true>::WithRow> || is<Extremum<true>::WithCount>;
-  static constexpr bool kIsSmallest =
-      is<Extremum<false>::Value> || is<Extremum<false>::WithRow> || is<Extremum<false>::WithCount>;
   static constexpr bool kIsTruth = is<Truth<true>::Of> || is<Truth<false>::Of>;
 
   using Joined = typename Types::template Reducer<V, int>;
@@ -149,10 +147,6 @@ struct Reducers {
   using Total = std::conditional_t<kIsMean, ScaledMean<V, int64_t>, typename Types::template Reducer<V, int64_t>>;
   using Combine = Combined<V, Kept, Total, kIsLargest>;
 
-  // What is not here runs as something else: the smallest as the largest of the mirrored, truth by the width of
-  // elements.
-  static constexpr bool kHasKernel =
-      !kIsSmallest && !(kIsTruth && (is_floating<typename Types::T> || std::is_same_v<typename Types::T, int8_t>));
 };
 
 // An element as the reducer is to see it.
@@ -277,6 +271,38 @@ __device__ __forceinline__ ScaledMean<compute_t<T>, int> with_scaled(const Reduc
                                  span.position, rows)};
 }
 
+// Segments without a result.
+template <class Types, int kVec>
+__device__ __forceinline__ void finish_empty(const ReduceCall& call, int64_t at) {
+  using R = typename Reducers<Types>::Joined;
+  using T = typename Types::T;
+  using Out = typename Types::Out;
+  if (R::kExtra == Extra::none || call.out) {
+    if (sizeof(T) == 2 && is_floating<T> && call.wide_out) {
+      float x[kVec];
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) x[e] = float(call.fill);
+      store_pack(static_cast<float*>(call.out) + at, x);
+    } else {
+      Out x[kVec];
+#pragma unroll
+      for (int e = 0; e < kVec; ++e)
+        x[e] = is_floating<Out> ? store_as<Out>(call.fill) : store_as<Out>(call.fill_integer);
+      store_pack(static_cast<Out*>(call.out) + at, x);
+    }
+  }
+  if constexpr (R::kExtra == Extra::mean) {
+    using V = typename Types::V;
+    const V x[kVec] = {};
+    if (call.mean) store_pack(static_cast<V*>(call.mean) + at, x);
+  } else if constexpr (R::kExtra != Extra::none) {
+    int64_t x[kVec];
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) x[e] = call.fill_extra;
+    store_pack(call.extra + at, x);
+  }
+}
+
 // Brings the joined rows of a chunk, kVec columns of them, where they belong: element `at` of the results if the chunk
 // is a whole segment, else its slot. where() says its Span, which most have no need to know.
 template <class Types, int kVec, class R, class Where>
@@ -288,12 +314,17 @@ __device__ __forceinline__ void finish(const ReduceArgs& args, bool whole, int64
   const ReduceCall& call = args.call;
   const SegmentsView& segments = args.stack.one;
   if (whole) {
+    if constexpr (R::kExtra == Extra::mean) {
+      if (!(double(rows) > call.correction)) return finish_empty<Types, kVec>(call, at);
+    }
     if (R::kExtra == Extra::none || call.out) {
       const auto value = [&](int e) {
         if constexpr (Reducers<Types>::kIsMean) {
           return with_scaled<T>(args, rows, column + e, joined[e].total, where).value(rows);
         } else if constexpr (Reducers<Types>::kIsLargest) {
           return mirrored(joined[e].value(rows), args.mirror);
+        } else if constexpr (R::kExtra == Extra::mean) {
+          return joined[e].spread(double(rows) - call.correction, call.root);
         } else {
           return joined[e].value(rows);
         }
@@ -310,7 +341,12 @@ __device__ __forceinline__ void finish(const ReduceArgs& args, bool whole, int64
         store_pack(static_cast<Out*>(call.out) + at, x);
       }
     }
-    if constexpr (R::kExtra != Extra::none) {
+    if constexpr (R::kExtra == Extra::mean) {
+      V x[kVec];
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) x[e] = joined[e].extra();
+      if (call.mean) store_pack(static_cast<V*>(call.mean) + at, x);
+    } else if constexpr (R::kExtra != Extra::none) {
       int64_t x[kVec];
 #pragma unroll
       for (int e = 0; e < kVec; ++e) {
@@ -334,33 +370,6 @@ __device__ __forceinline__ void finish(const ReduceArgs& args, bool whole, int64
       }
     }
     store_words(static_cast<Kept*>(args.partials) + to_slot * call.inner + column, kept);
-  }
-}
-
-template <class Types, int kVec>
-__device__ __forceinline__ void finish_empty(const ReduceCall& call, int64_t at) {
-  using R = typename Reducers<Types>::Joined;
-  using T = typename Types::T;
-  using Out = typename Types::Out;
-  if (R::kExtra == Extra::none || call.out) {
-    if (sizeof(T) == 2 && is_floating<T> && call.wide_out) {
-      float x[kVec];
-#pragma unroll
-      for (int e = 0; e < kVec; ++e) x[e] = float(call.fill);
-      store_pack(static_cast<float*>(call.out) + at, x);
-    } else {
-      Out x[kVec];
-#pragma unroll
-      for (int e = 0; e < kVec; ++e)
-        x[e] = is_floating<Out> ? store_as<Out>(call.fill) : store_as<Out>(call.fill_integer);
-      store_pack(static_cast<Out*>(call.out) + at, x);
-    }
-  }
-  if constexpr (R::kExtra != Extra::none) {
-    int64_t x[kVec];
-#pragma unroll
-    for (int e = 0; e < kVec; ++e) x[e] = call.fill_extra;
-    store_pack(call.extra + at, x);
   }
 }
 
@@ -821,7 +830,12 @@ __device__ __forceinline__ void store_total(const CombineArgs& args, const LongS
                                             const typename Types::Total& total) {
   const ReduceCall& call = args.reduce.call;
   const int64_t at = of.segment * call.inner + column;
-  if (call.out) {
+  if constexpr (Types::Total::kExtra == Extra::mean) {
+    using V = typename Types::V;
+    const bool has_result = double(of.length) > call.correction;
+    store_value(args, at, has_result ? total.spread(double(of.length) - call.correction, call.root) : V(call.fill));
+    if (call.mean) static_cast<V*>(call.mean)[at] = has_result ? total.extra() : V{};
+  } else if (call.out) {
     if constexpr (Types::kIsLargest) {
       store_value(args, at, mirrored(total.value(of.length), args.reduce.mirror));
     } else {
@@ -1020,7 +1034,7 @@ struct Reduce {
     narrow = row_bytes < ReducePolicy::kNarrowBytes;
     const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % kVectorBytes == 0; };
     vectors = (!narrow || kNarrowVectors) && row_bytes % kVectorBytes == 0 && aligned(call.data) && aligned(call.out) &&
-              aligned(call.extra);
+              aligned(call.extra) && aligned(call.mean);
     if (narrow) {
       if constexpr (kNarrowVectors) {
         if (vectors) args.narrow = NarrowShape::make<TileRows<T, kVec>>(int(row_bytes), true);
@@ -1106,54 +1120,15 @@ bool nothing_to_do(const ReduceCall& call) {
   return call.outer == 0 || call.inner == 0 || call.segments.num_segments == 0;
 }
 
-// The call as a kernel takes it: see Reducers::kHasKernel.
-struct Prepared {
-  ReduceCall call;
-  bool mirror = false;
-  int64_t truth_mask = 0;
-
-  explicit Prepared(const ReduceCall& original) : call(original) {
-    switch (call.reduction) {
-      case Reduction::amin:
-        mirror = true, call.reduction = Reduction::amax;
-        return;
-      case Reduction::min:
-        mirror = true, call.reduction = Reduction::max;
-        return;
-      case Reduction::amin_count:
-        mirror = true, call.reduction = Reduction::amax_count;
-        return;
-      case Reduction::any:
-      case Reduction::all:
-        break;
-      default:
-        return;
-    }
-    truth_mask = -1;
-    switch (call.dtype) {  // a zero may have a sign
-      case DType::f16:
-      case DType::bf16:
-        call.dtype = DType::i16, truth_mask = INT16_MAX;
-        return;
-      case DType::f32:
-        call.dtype = DType::i32, truth_mask = INT32_MAX;
-        return;
-      case DType::f64:
-        call.dtype = DType::i64, truth_mask = INT64_MAX;
-        return;
-      case DType::i8:
-        call.dtype = DType::u8;
-        return;
-      default:
-        return;
-    }
-  }
+// The call as a kernel takes it.
+struct Prepared : PreparedReduce {
+  using PreparedReduce::PreparedReduce;
 
   template <class Visit>
   void visit(Visit&& visit) const {
     visit_reducer(call.reduction, call.dtype, [&](auto types) {
       using Types = decltype(types);
-      if constexpr (Reducers<Types>::kHasKernel) {
+      if constexpr (has_kernel<Types>) {
         visit(Reduce<Types>(call, mirror, truth_mask));
       } else {
         unsupported();

@@ -112,4 +112,55 @@ inline Tensor call_prod_backward(const Tensor& grad, const Tensor& data, const T
   return op.call(grad, data, product, zeros, g.offsets, g.order, g.index, dim);
 }
 
+using RowSignature = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t);
+using RowBackwardSignature = Tensor(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t);
+
+inline Tensor call_softmax(bool log, const Tensor& data, const Grouping& g, int64_t dim) {
+  FASTOPS_OPERATOR(RowSignature, softmax, "segment_softmax");
+  FASTOPS_OPERATOR(RowSignature, log_softmax, "segment_log_softmax");
+  return (log ? log_softmax : softmax).call(data, g.offsets, g.order, g.index, dim);
+}
+
+inline Tensor call_softmax_backward(bool log, const Tensor& grad, const Tensor& result, const Grouping& g, int64_t dim) {
+  FASTOPS_OPERATOR(RowBackwardSignature, softmax, "_segment_softmax_backward");
+  FASTOPS_OPERATOR(RowBackwardSignature, log_softmax, "_segment_log_softmax_backward");
+  return (log ? log_softmax : softmax).call(grad, result, g.offsets, g.order, g.index, dim);
+}
+
+inline Tensor call_logsumexp(const Tensor& data, const Grouping& g, int64_t dim, const std::optional<at::Scalar>& fill, bool wide) {
+  using Signature = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t,
+                           const std::optional<at::Scalar>&);
+  FASTOPS_OPERATOR(Signature, plain, "segment_logsumexp");
+  FASTOPS_OPERATOR(Signature, wider, "_segment_logsumexp_wide");
+  return (wide ? wider : plain).call(data, g.offsets, g.order, g.index, dim, fill);
+}
+
+inline Tensor call_logsumexp_backward(const Tensor& grad, const Tensor& data, const Tensor& result, const Grouping& g, int64_t dim) {
+  using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t);
+  FASTOPS_OPERATOR(Signature, op, "_segment_logsumexp_backward");
+  return op.call(grad, data, result, g.offsets, g.order, g.index, dim);
+}
+
+inline Tensor call_spread(bool root, const Tensor& data, const Grouping& g, int64_t dim, double correction, const at::Scalar& fill) {
+  using Signature = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t, double, const at::Scalar&);
+  FASTOPS_OPERATOR(Signature, var, "segment_var");
+  FASTOPS_OPERATOR(Signature, std, "segment_std");
+  return (root ? std : var).call(data, g.offsets, g.order, g.index, dim, correction, fill);
+}
+
+inline TensorPair call_moments(bool root, const Tensor& data, const Grouping& g, int64_t dim, double correction, const at::Scalar& fill) {
+  using Signature = TensorPair(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t, double, bool,
+                               const at::Scalar&);
+  FASTOPS_OPERATOR(Signature, op, "_segment_moments");
+  return op.call(data, g.offsets, g.order, g.index, dim, correction, root, fill);
+}
+
+inline Tensor call_var_backward(const Tensor& grad, const Tensor& data, const Tensor& mean, const Grouping& g, int64_t dim,
+                                double correction) {
+  using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&,
+                           int64_t, double);
+  FASTOPS_OPERATOR(Signature, op, "_segment_var_backward");
+  return op.call(grad, data, mean, g.offsets, g.order, g.index, dim, correction);
+}
+
 }  // namespace fastops::host

@@ -9,6 +9,10 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #ifdef FASTOPS_WITH_CUDA
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -43,6 +47,9 @@ struct Shape {
   SymInt num_rows, num_segments;
   SymInt outer, inner;
 };
+
+// The type that elements are computed in.
+inline ScalarType computed_in(ScalarType type) { return type == at::kHalf || type == at::kBFloat16 ? at::kFloat : type; }
 
 inline const char* name_of(ScalarType type) {
   switch (type) {
@@ -159,12 +166,27 @@ inline Shape check_grouping(const char* op, const char* argument, const Tensor& 
   return shape;
 }
 
+// Fresh memory comes in pages of 4 KiB, and the first touch of each costs more than filling it. For a large result the
+// kernel is asked for pages of 2 MiB, as NumPy does for its arrays (from the same size on): a quarter of the time.
+inline Tensor with_huge_pages([[maybe_unused]] const Tensor& tensor) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr size_t kFrom = size_t(1) << 22, kPage = size_t(1) << 21;
+  const size_t bytes = tensor.nbytes();
+  if (bytes >= kFrom) {
+    const auto begin = (reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) + kPage - 1) / kPage * kPage;
+    const auto end = (reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) + bytes) / kPage * kPage;
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // a wish: it may fail
+  }
+#endif
+  return tensor;
+}
+
 // An uninitialised tensor of the shape and device of `like`, but with another size along dim.
 inline Tensor empty_resized(const Tensor& like, int64_t dim, const SymInt& size, ScalarType type) {
   if (like.is_cpu() && !like.is_meta()) {  // a tiny call would spend a tenth of its time on the dispatcher's way there
     c10::SmallVector<int64_t, 6> sizes(like.sizes().begin(), like.sizes().end());
     sizes[dim] = size.expect_int();
-    return at::detail::empty_cpu(sizes, type);
+    return with_huge_pages(at::detail::empty_cpu(sizes, type));
   }
   c10::SmallVector<SymInt, 6> sizes(like.sym_sizes().begin(), like.sym_sizes().end());
   sizes[dim] = size;

@@ -20,13 +20,15 @@ using torch::autograd::variable_list;
 struct Inputs {
   const Tensor& values;                       // [*, S, *] what is handed down
   Tensor data = {}, result = {}, extra = {};  // as RowMapCall wants them
+  double correction = 0;
 };
 
 // `name` is the public operation that an error is about.
 Tensor map_rows(const char* name, RowMap map, const Inputs& inputs, const Grouping& grouping, const SymInt& num_rows, int64_t dim) {
   const Tensor& values = inputs.values;
   const Shape shape = check_grouping(name, "values", values, grouping, dim, num_rows);
-  Tensor out = empty_resized(values, shape.dim, num_rows, values.scalar_type());
+  const ScalarType type = (inputs.data.defined() ? inputs.data : values).scalar_type();
+  Tensor out = empty_resized(values, shape.dim, num_rows, type);
   if (values.is_meta()) return out;
 
   const HeldGrouping held(grouping, shape);
@@ -35,10 +37,10 @@ Tensor map_rows(const char* name, RowMap map, const Inputs& inputs, const Groupi
                extra = contiguous(inputs.extra);
   const auto pointer = [](const Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; };
   const RowMapCall call{map,
-                        *dtype_of(values.scalar_type()),
+                        *dtype_of(type),
                         pointer(data),
                         out.mutable_data_ptr(),
-                        {pointer(handed), pointer(result), static_cast<const int64_t*>(pointer(extra))},
+                        {pointer(handed), pointer(result), static_cast<const int64_t*>(pointer(extra)), inputs.correction},
                         held.view,
                         shape.outer.expect_int(),
                         shape.inner.expect_int()};
@@ -69,16 +71,17 @@ Tensor segment_select_backward(const Tensor& grad, const Tensor& indices, FASTOP
   return map_rows("segment_max", RowMap::select, {grad, {}, {}, indices}, {offsets, order, index}, num_rows, dim);
 }
 
-// The arrays that go with values and data, for the two maps that read data.
+// The arrays that go with values and data, for maps that read data.
 void check_parts(const char* op, const Tensor& grad, const Tensor& data, const Tensor& result, ScalarType result_type,
-                 const Tensor& extra, int64_t dim) {
+                 const OptionalTensor& extra, int64_t dim, std::optional<ScalarType> grad_type = std::nullopt) {
   check_dtype(op, "grad", grad.scalar_type(), true);
   check_dim(op, "data", data, dim);
-  TORCH_CHECK_TYPE(data.scalar_type() == grad.scalar_type() && result.scalar_type() == result_type && extra.scalar_type() == at::kLong,
+  TORCH_CHECK_TYPE(grad.scalar_type() == grad_type.value_or(data.scalar_type()) && result.scalar_type() == result_type &&
+                       (!extra || extra->scalar_type() == at::kLong),
                    op, ": data must have the dtype of grad (", name_of(grad.scalar_type()), "), but got ", name_of(data.scalar_type()));
-  TORCH_CHECK_VALUE(data.dim() == grad.dim() && result.sym_sizes() == grad.sym_sizes() && extra.sym_sizes() == grad.sym_sizes(), op,
-                    ": the saved tensors must have the shape of grad ", grad.sym_sizes(), ", but got ", result.sym_sizes(), " and ",
-                    extra.sym_sizes());
+  TORCH_CHECK_VALUE(data.dim() == grad.dim() && result.sym_sizes() == grad.sym_sizes() &&
+                        (!extra || extra->sym_sizes() == grad.sym_sizes()),
+                    op, ": the saved tensors must have the shape of grad ", grad.sym_sizes(), ", but got ", result.sym_sizes());
   for (int64_t d = 0; d < grad.dim(); ++d) {
     TORCH_CHECK_VALUE(d == (dim < 0 ? dim + grad.dim() : dim) || data.sym_size(d) == grad.sym_size(d), op, ": data must have size ",
                       grad.sym_size(d), " in dim ", d, ", but got ", data.sym_size(d));
@@ -95,6 +98,17 @@ Tensor segment_prod_backward(const Tensor& grad, const Tensor& data, const Tenso
                              int64_t dim) {
   check_parts("segment_prod", grad, data, product, at::kDouble, zeros, dim);
   return map_rows("segment_prod", RowMap::prod, {grad, data, product, zeros}, {offsets, order, index}, data.sym_size(dim), dim);
+}
+
+Tensor segment_logsumexp_backward(const Tensor& grad, const Tensor& data, const Tensor& result, FASTOPS_GROUPING, int64_t dim) {
+  check_parts("segment_logsumexp", grad, data, result, computed_in(grad.scalar_type()), std::nullopt, dim);
+  return map_rows("segment_logsumexp", RowMap::logsumexp, {grad, data, result}, {offsets, order, index}, data.sym_size(dim), dim);
+}
+
+Tensor segment_var_backward(const Tensor& grad, const Tensor& data, const Tensor& mean, FASTOPS_GROUPING, int64_t dim, double correction) {
+  check_dtype("segment_var", "data", data.scalar_type(), true);
+  check_parts("segment_var", grad, data, mean, computed_in(data.scalar_type()), std::nullopt, dim, computed_in(data.scalar_type()));
+  return map_rows("segment_var", RowMap::variance, {grad, data, mean, {}, correction}, {offsets, order, index}, data.sym_size(dim), dim);
 }
 
 // Derivatives.
@@ -240,12 +254,91 @@ Tensor prod_backward_autograd(const Tensor& grad, const Tensor& data, const Tens
   return call_prod_backward(grad, data, product, zeros, {offsets, order, index}, dim);
 }
 
+// With p the softmax of data, the gradient is p times what is handed down, g. With v coming from above,
+//     to g:   sum(v p)
+//     to x:   p (v g - sum(v g p)), the derivative of softmax applied to v g
+struct LogSumExpBackwardFunction : torch::autograd::Function<LogSumExpBackwardFunction> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& grad, const Tensor& data, const Tensor& result, FASTOPS_GROUPING,
+                        int64_t dim) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    save_grouping(ctx, {grad, data}, {offsets, order, index});
+    ctx->saved_data["dim"] = dim;
+    return call_logsumexp_backward(grad, data, result, {offsets, order, index}, dim);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto tensors = ctx->get_saved_variables();
+    const auto saved = saved_grouping(ctx, 2);
+    const int64_t dim = ctx->saved_data["dim"].toInt();
+    const ScalarType type = tensors[1].scalar_type(), wide = computed_in(type);
+    const Tensor share = call_softmax(false, tensors[1].to(wide), saved, dim), v = grads[0].to(wide);
+    const Tensor handed = call_broadcast(tensors[0].to(wide), saved, share.sym_size(dim), dim);
+    return {call_sum(v * share, saved, dim).to(type), call_softmax_backward(false, v * handed, share, saved, dim).to(type),
+            {}, {}, {}, {}, {}};
+  }
+};
+
+Tensor logsumexp_backward_autograd(const Tensor& grad, const Tensor& data, const Tensor& result, FASTOPS_GROUPING, int64_t dim) {
+  if (wants_grad(grad) || wants_grad(data)) {
+    return LogSumExpBackwardFunction::apply(grad, data, result, offsets, order, index, dim);
+  }
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return call_logsumexp_backward(grad, data, result, {offsets, order, index}, dim);
+}
+
+// The gradient is c g (x - mean), c = 2 / (length - correction), g handed down. With v coming from above,
+//     to g:   c sum(v (x - mean))
+//     to x:   c (v g - mean(v g))
+struct VarBackwardFunction : torch::autograd::Function<VarBackwardFunction> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& grad, const Tensor& data, const Tensor& mean, FASTOPS_GROUPING, int64_t dim,
+                        double correction) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    save_grouping(ctx, {grad, data}, {offsets, order, index});
+    ctx->saved_data["dim"] = dim;
+    ctx->saved_data["correction"] = correction;
+    return call_var_backward(grad, data, mean, {offsets, order, index}, dim, correction);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto tensors = ctx->get_saved_variables();
+    const auto saved = saved_grouping(ctx, 2);
+    const int64_t dim = at::maybe_wrap_dim(ctx->saved_data["dim"].toInt(), tensors[1].dim());
+    const Tensor& g = tensors[0];
+    const Tensor x = tensors[1].to(g.scalar_type()), none = at::zeros({}, g.options());
+    const auto down = [&](const Tensor& values) { return call_broadcast(values, saved, x.sym_size(dim), dim); };
+    const auto mean = [&](const Tensor& rows) { return call_linear(Reduction::mean, rows, saved, dim, std::nullopt, 0); };
+
+    Tensor divisor = saved.offsets.diff().to(at::kDouble) - ctx->saved_data["correction"].toDouble();
+    for (int64_t d = dim + 1; d < x.dim(); ++d) divisor = divisor.unsqueeze(-1);
+    const Tensor is_defined = (divisor > 0).expand_symint(g.sym_sizes()), factor = (2 / divisor).to(g.scalar_type());
+    const Tensor v = at::where(down(is_defined), grads[0].to(g.scalar_type()), none);  // nothing from rows of no segment either
+    const Tensor scaled = v * down(at::where(is_defined, g * factor, none));
+    return {at::where(is_defined, factor * call_sum(v * (x - down(mean(x))), saved, dim), none),
+            (scaled - down(mean(scaled))).to(tensors[1].scalar_type()), {}, {}, {}, {}, {}, {}};
+  }
+};
+
+Tensor var_backward_autograd(const Tensor& grad, const Tensor& data, const Tensor& mean, FASTOPS_GROUPING, int64_t dim,
+                             double correction) {
+  if (wants_grad(grad) || wants_grad(data)) {
+    return VarBackwardFunction::apply(grad, data, mean, offsets, order, index, dim, correction);
+  }
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return call_var_backward(grad, data, mean, {offsets, order, index}, dim, correction);
+}
+
 void implement_move(torch::Library& m) {
   m.impl("segment_broadcast", segment_broadcast);
   m.impl("_segment_mean_backward", segment_mean_backward);
   m.impl("_segment_select_backward", segment_select_backward);
   m.impl("_segment_extremum_backward", segment_extremum_backward);
   m.impl("_segment_prod_backward", segment_prod_backward);
+  m.impl("_segment_logsumexp_backward", segment_logsumexp_backward);
+  m.impl("_segment_var_backward", segment_var_backward);
 }
 
 }  // namespace
@@ -262,6 +355,8 @@ TORCH_LIBRARY_IMPL(fastops, Autograd, m) {
   m.impl("_segment_select_backward", select_backward_autograd);
   m.impl("_segment_extremum_backward", extremum_backward_autograd);
   m.impl("_segment_prod_backward", prod_backward_autograd);
+  m.impl("_segment_logsumexp_backward", logsumexp_backward_autograd);
+  m.impl("_segment_var_backward", var_backward_autograd);
 }
 
 }  // namespace fastops::host

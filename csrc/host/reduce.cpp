@@ -1,4 +1,7 @@
 // Reductions: checks, allocation, choice of the kernel, derivatives.
+#include <ATen/ops/ones.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "host/calls.h"
@@ -33,9 +36,12 @@ struct Wanted {
   ScalarType out;          // undefined: only `extra` is wanted
   bool extra = false;
   int64_t fill_extra = 0;
+  bool mean = false;       // moments: in place of extra
+  double correction = 0;
+  bool root = false;
 };
 
-// Runs a reduction: (values, extra), either of which may be undefined.
+// Runs a reduction: (values, extra or mean), either of which may be undefined.
 Pair reduce(const char* op, const Tensor& data, const Grouping& grouping, int64_t dim, const Scalar& fill, const Wanted& wanted) {
   const Shape shape = check_grouping(op, "data", data, grouping, dim);
   ReduceCall call{};
@@ -45,6 +51,7 @@ Pair reduce(const char* op, const Tensor& data, const Grouping& grouping, int64_
     out = empty_resized(data, shape.dim, shape.num_segments, wanted.out);
   }
   if (wanted.extra) extra = empty_resized(data, shape.dim, shape.num_segments, at::kLong);
+  if (wanted.mean) extra = empty_resized(data, shape.dim, shape.num_segments, computed_in(data.scalar_type()));
   if (data.is_meta()) return {out, extra};
 
   const HeldGrouping held(grouping, shape);
@@ -54,7 +61,10 @@ Pair reduce(const char* op, const Tensor& data, const Grouping& grouping, int64_
   call.wide_out = wanted.out == at::kFloat && data.element_size() == 2 && data.is_floating_point();
   call.data = rows.const_data_ptr();
   call.out = out.defined() ? out.mutable_data_ptr() : nullptr;
-  call.extra = extra.defined() ? extra.mutable_data_ptr<int64_t>() : nullptr;
+  call.extra = wanted.extra ? extra.mutable_data_ptr<int64_t>() : nullptr;
+  call.mean = wanted.mean ? extra.mutable_data_ptr() : nullptr;
+  call.correction = wanted.correction;
+  call.root = wanted.root;
   call.fill_extra = wanted.fill_extra;
   call.segments = held.view;
   call.outer = shape.outer.expect_int();
@@ -158,6 +168,45 @@ Tensor segment_truth(const Tensor& data, FASTOPS_GROUPING, int64_t dim, bool fil
 Pair segment_prod_parts(const Tensor& data, FASTOPS_GROUPING, int64_t dim) {
   check_dtype("segment_prod", "data", data.scalar_type(), true);
   return reduce("segment_prod", data, {offsets, order, index}, dim, 1, {Reduction::prod_parts, at::kDouble, true, 0});
+}
+
+using OptionalScalar = std::optional<Scalar>;  // none: -inf, which a schema cannot say
+
+const Scalar& or_minus_infinity(const OptionalScalar& fill) {
+  static const Scalar minus_infinity(-std::numeric_limits<double>::infinity());
+  return fill ? *fill : minus_infinity;
+}
+
+Tensor segment_logsumexp(const Tensor& data, FASTOPS_GROUPING, int64_t dim, const OptionalScalar& fill) {
+  check_dtype("segment_logsumexp", "data", data.scalar_type(), true);
+  return std::get<0>(reduce("segment_logsumexp", data, {offsets, order, index}, dim, or_minus_infinity(fill), {Reduction::logsumexp, data.scalar_type()}));
+}
+
+// In the type that is computed in, which the derivative wants.
+Tensor segment_logsumexp_wide(const Tensor& data, FASTOPS_GROUPING, int64_t dim, const OptionalScalar& fill) {
+  check_dtype("segment_logsumexp", "data", data.scalar_type(), true);
+  return std::get<0>(reduce("segment_logsumexp", data, {offsets, order, index}, dim, or_minus_infinity(fill),
+                            {Reduction::logsumexp, computed_in(data.scalar_type())}));
+}
+
+Pair moments(bool root, bool mean, const Tensor& data, const Grouping& grouping, int64_t dim, double correction, const Scalar& fill) {
+  const char* op = root ? "segment_std" : "segment_var";
+  check_dtype(op, "data", data.scalar_type(), true);
+  TORCH_CHECK_VALUE(correction >= 0, op, ": correction must be at least 0, but got ", correction);
+  Wanted wanted{Reduction::moments, data.scalar_type()};
+  wanted.mean = mean;
+  wanted.correction = correction;
+  wanted.root = root;
+  return reduce(op, data, grouping, dim, fill, wanted);
+}
+
+template <bool root>
+Tensor segment_spread(const Tensor& data, FASTOPS_GROUPING, int64_t dim, double correction, const Scalar& fill) {
+  return std::get<0>(moments(root, false, data, {offsets, order, index}, dim, correction, fill));
+}
+
+Pair segment_moments(const Tensor& data, FASTOPS_GROUPING, int64_t dim, double correction, bool root, const Scalar& fill) {
+  return moments(root, true, data, {offsets, order, index}, dim, correction, fill);
 }
 
 // Derivatives.
@@ -297,6 +346,70 @@ Pair select_autograd(const Tensor& data, FASTOPS_GROUPING, int64_t dim, const Sc
   return call_extremum_with_row(reduction == Reduction::max, data, {offsets, order, index}, dim, fill);
 }
 
+struct LogSumExpFunction : torch::autograd::Function<LogSumExpFunction> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& data, FASTOPS_GROUPING, int64_t dim, const OptionalScalar& fill) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const bool wide = computed_in(data.scalar_type()) != data.scalar_type();
+    const Tensor result = call_logsumexp(data, {offsets, order, index}, dim, fill, wide);
+    save_grouping(ctx, {data, result}, {offsets, order, index});
+    ctx->saved_data["dim"] = dim;
+    return wide ? result.to(data.scalar_type()) : result;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto tensors = ctx->get_saved_variables();
+    return {call_logsumexp_backward(grads[0], tensors[0], tensors[1], saved_grouping(ctx, 2), ctx->saved_data["dim"].toInt()),
+            {}, {}, {}, {}, {}};
+  }
+};
+
+Tensor logsumexp_autograd(const Tensor& data, FASTOPS_GROUPING, int64_t dim, const OptionalScalar& fill) {
+  if (wants_grad(data) && is_floating(data.scalar_type())) {
+    return LogSumExpFunction::apply(data, offsets, order, index, dim, fill);
+  }
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return call_logsumexp(data, {offsets, order, index}, dim, fill, false);
+}
+
+// var and std. The latter is the root of the former, whose derivative is not finite at 0: there it is 0, as in torch.
+template <bool root>
+struct SpreadFunction : torch::autograd::Function<SpreadFunction<root>> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& data, FASTOPS_GROUPING, int64_t dim, double correction, const Scalar& fill) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const auto [values, mean] = call_moments(root, data, {offsets, order, index}, dim, correction, fill);
+    save_grouping(ctx, {data, mean, values}, {offsets, order, index});
+    ctx->saved_data["dim"] = dim;
+    ctx->saved_data["correction"] = correction;
+    return values;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto tensors = ctx->get_saved_variables();
+    const auto saved = saved_grouping(ctx, 3);
+    const Tensor &data = tensors[0], &mean = tensors[1];
+    Tensor grad = grads[0].to(mean.scalar_type());
+    if (root) {
+      const Tensor std = tensors[2].to(mean.scalar_type()), safe = at::where(std > 0, std, at::ones({}, std.options()));
+      grad = at::where(std > 0, grad / (2 * safe), at::zeros({}, std.options()));
+    }
+    return {call_var_backward(grad, data, mean, saved, ctx->saved_data["dim"].toInt(), ctx->saved_data["correction"].toDouble()),
+            {}, {}, {}, {}, {}, {}};
+  }
+};
+
+template <bool root>
+Tensor spread_autograd(const Tensor& data, FASTOPS_GROUPING, int64_t dim, double correction, const Scalar& fill) {
+  if (wants_grad(data) && is_floating(data.scalar_type())) {
+    return SpreadFunction<root>::apply(data, offsets, order, index, dim, correction, fill);
+  }
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return call_spread(root, data, {offsets, order, index}, dim, correction, fill);
+}
+
 void implement_reduce(torch::Library& m) {
   m.impl("segment_sum", segment_sum);
   m.impl("segment_mean", segment_mean);
@@ -309,6 +422,11 @@ void implement_reduce(torch::Library& m) {
   m.impl("segment_argmin", segment_arg<Reduction::min>);
   m.impl("segment_any", segment_truth<Reduction::any>);
   m.impl("segment_all", segment_truth<Reduction::all>);
+  m.impl("segment_logsumexp", segment_logsumexp);
+  m.impl("segment_var", segment_spread<false>);
+  m.impl("segment_std", segment_spread<true>);
+  m.impl("_segment_logsumexp_wide", segment_logsumexp_wide);
+  m.impl("_segment_moments", segment_moments);
   m.impl("_segment_amax_count", segment_extremum_and_extra<Reduction::amax_count>);
   m.impl("_segment_amin_count", segment_extremum_and_extra<Reduction::amin_count>);
   m.impl("_segment_prod_parts", segment_prod_parts);
@@ -330,8 +448,11 @@ TORCH_LIBRARY_IMPL(fastops, Autograd, m) {
   m.impl("segment_amin", extremum_autograd<Reduction::amin>);
   m.impl("segment_max", select_autograd<Reduction::max>);
   m.impl("segment_min", select_autograd<Reduction::min>);
+  m.impl("segment_logsumexp", logsumexp_autograd);
+  m.impl("segment_var", spread_autograd<false>);
+  m.impl("segment_std", spread_autograd<true>);
   for (const char* whole : {"segment_argmax", "segment_argmin", "segment_any", "segment_all", "_segment_amax_count",
-                            "_segment_amin_count", "_segment_prod_parts"}) {
+                            "_segment_amin_count", "_segment_prod_parts", "_segment_logsumexp_wide", "_segment_moments"}) {
     m.impl(whole, torch::CppFunction::makeFallthrough());  // results that have no derivative
   }
 }

@@ -1,4 +1,4 @@
-"""Reductions over groups of rows whose lengths differ, on the CPU and on CUDA.
+"""Reductions and softmax over groups of rows whose lengths differ, on the CPU and on CUDA.
 
 >>> data = torch.tensor([3., 1., 4., 1., 5., 9., 2.])
 >>> segments = Segments.from_offsets(torch.tensor([0, 3, 3, 7]))
@@ -16,6 +16,7 @@ from . import _native
 from ._native import build_info
 from .errors import DeviceMismatchError
 from .move import segment_broadcast
+from .normalise import segment_log_softmax, segment_logsumexp, segment_softmax, segment_std, segment_var
 from .reduce import (
     segment_all,
     segment_amax,
@@ -42,17 +43,22 @@ __all__ = [
     "segment_argmax",
     "segment_argmin",
     "segment_broadcast",
+    "segment_log_softmax",
+    "segment_logsumexp",
     "segment_max",
     "segment_mean",
     "segment_min",
     "segment_prod",
+    "segment_softmax",
+    "segment_std",
     "segment_sum",
+    "segment_var",
 ]
 
 if TYPE_CHECKING:
-    from . import jit, reference, registry, testing
+    from . import jit, nn, reference, registry, testing
 
-_LAZY = ("jit", "reference", "registry", "testing")
+_LAZY = ("jit", "nn", "reference", "registry", "testing")
 
 
 def __getattr__(name: str) -> _Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import importlib.machinery
 import importlib.metadata
 import importlib.util
@@ -516,14 +517,17 @@ def generate(plan: Plan, folder: Path) -> list[Unit]:
         if path.stem == "capability":
             units.append(Unit("kernel", path, "cpu_capability", "cpu/capability.cpp"))
             continue
-        for name in plan.capabilities:
+        parts = re.search(r"FASTOPS_PARTS (\d+)", path.read_text(encoding="utf-8"))
+        for name, part in itertools.product(plan.capabilities, range(int(parts[1]) if parts else 1)):
             level = CAPABILITIES.index(name)
-            text = f'#define FASTOPS_CAPABILITY {level}\n#include "cpu/{path.name}"\n'
+            text = f'#define FASTOPS_CAPABILITY {level}\n#define FASTOPS_PART {part}\n#include "cpu/{path.name}"\n'
             if level:  # clang wants the region of capability.h closed
                 text += "#if defined(__clang__)\n#pragma clang attribute pop\n#endif\n"
-            source = generated / f"cpu_{path.stem}_{name}.cpp"
+            stem = f"cpu_{path.stem}_{name}" + (f"_{part}" if parts else "")
+            source = generated / f"{stem}.cpp"
             write_if_changed(source, text)
-            units.append(Unit("kernel", source, f"cpu_{path.stem}_{name}", f"cpu/{path.name} ({name})"))
+            label = f"cpu/{path.name} ({name}{f', part {part + 1} of {parts[1]}' if parts else ''})"
+            units.append(Unit("kernel", source, stem, label))
     units.append(Unit("module", csrc / "module.cpp", "module", "module.cpp"))
     return units
 

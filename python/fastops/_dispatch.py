@@ -157,11 +157,16 @@ def check_dtype(op: str, dtype: torch.dtype, accepted: tuple, argument: str = "d
 
 
 def check_options(op: str, data: Tensor, options: dict, result: Any = None) -> None:
-    """dtype and fill_value where they are given. `result` says what fill_value must fit: `bool` and `int` want just that,
+    """dtype, correction and fill_value where they are given. `result` says what fill_value must fit: `bool` and `int` want just that,
     `promoted` the dtype of a sum, None that of data."""
     dtype, fill_value = options.get("dtype"), options.get("fill_value", 0)
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(sentence(op, "dtype", "be a torch.dtype", kind(dtype)))
+    correction = options.get("correction", 1)
+    if isinstance(correction, bool) or not isinstance(correction, (int, float, torch.SymInt, torch.SymFloat)):
+        raise TypeError(sentence(op, "correction", "be a number", kind(correction)))
+    if isinstance(correction, (int, float)) and not correction >= 0:
+        raise ValueError(sentence(op, "correction", "be at least 0", correction))
     if result is bool:
         if not isinstance(fill_value, bool):
             raise TypeError(sentence(op, "fill_value", "be a bool", kind(fill_value)))
@@ -184,6 +189,8 @@ def promoted(dtype: torch.dtype) -> torch.dtype:
 
 
 def _fits(value: Any, dtype: torch.dtype) -> bool:
+    if isinstance(value, int) and value.bit_length() > 1024:  # no float, and too large for math.isfinite
+        return False
     if dtype.is_floating_point:
         return not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max
     if not math.isfinite(value) or int(value) != value:

@@ -128,6 +128,48 @@ def segment_all(data: Tensor, segments: Grouping, *, dim: int = 0, fill_value: b
     return call.finish(call.sum((call.rows == 0).long()) == 0, result, fill_value)
 
 
+def segment_softmax(data: Tensor, segments: Grouping, *, dim: int = 0) -> Tensor:
+    call = _Call("segment_softmax", data, segments, dim, FLOATING)
+    rows = _widened(call.rows)
+    power = (rows - call.to_rows(_finite_below(call.top(rows)))).exp()
+    total = call.sum(power)
+    return call.give_back(power / call.to_rows(torch.where(total == 0, 1, total)), data.dtype)
+
+
+def segment_log_softmax(data: Tensor, segments: Grouping, *, dim: int = 0) -> Tensor:
+    call = _Call("segment_log_softmax", data, segments, dim, FLOATING)
+    rows = _widened(call.rows)
+    below = rows - call.to_rows(_finite_below(call.top(rows)))
+    total = call.sum(below.exp())
+    masked = total == 0  # all rows are -inf
+    result = below - call.to_rows(torch.where(masked, 1, total).log())
+    return call.give_back(torch.where(call.to_rows(masked), -torch.inf, result), data.dtype)
+
+
+def segment_logsumexp(data: Tensor, segments: Grouping, *, dim: int = 0, fill_value: float = -torch.inf) -> Tensor:
+    call = _Call("segment_logsumexp", data, segments, dim, FLOATING)
+    check_options(call.op, data, {"fill_value": fill_value})
+    rows = _widened(call.rows)
+    top = call.top(rows)
+    shift = torch.where(top.isinf(), 0, top)
+    total = call.sum((rows - call.to_rows(shift)).exp())
+    masked = total == 0
+    result = torch.where(masked, -torch.inf, shift + torch.where(masked, 1, total).log())
+    return call.finish(result, data.dtype, fill_value)
+
+
+def segment_var(
+    data: Tensor, segments: Grouping, *, dim: int = 0, correction: float = 1, fill_value: float = 0
+) -> Tensor:
+    return _spread("segment_var", data, segments, dim, correction, fill_value)
+
+
+def segment_std(
+    data: Tensor, segments: Grouping, *, dim: int = 0, correction: float = 1, fill_value: float = 0
+) -> Tensor:
+    return _spread("segment_std", data, segments, dim, correction, fill_value)
+
+
 def segment_broadcast(values: Tensor, segments: Grouping, *, dim: int = 0, num_rows: Optional[int] = None) -> Tensor:
     op = "segment_broadcast"
     segments, dim = check(op, values, segments, dim, "values")
@@ -144,7 +186,7 @@ class _Call:
 
     def __init__(self, op: str, data: Tensor, segments: Grouping, dim: int, accepted: tuple = ALL_DTYPES) -> None:
         segments, self.dim = check(op, data, segments, dim)
-        remedy = "pass dtype=torch.float32" if data.dtype in ALL_DTYPES else ""
+        remedy = "pass dtype=torch.float32" if op == "segment_mean" and data.dtype in ALL_DTYPES else ""
         check_dtype(op, data.dtype, accepted, remedy=remedy)
         self.op = op
         self.data = data.movedim(self.dim, 0)
@@ -187,11 +229,22 @@ class _Call:
     def sum(self, rows: Tensor) -> Tensor:
         return self.halve((rows,), (0,), lambda a, b: (a[0] + b[0],))[0]
 
-    def finish(self, values: Tensor, dtype: torch.dtype, fill_value: Any) -> Tensor:
-        """Rounds once, fills segments without rows, and puts the dimension back."""
+    def finish(self, values: Tensor, dtype: torch.dtype, fill_value: Any, least: float = 0) -> Tensor:
+        """Rounds once, fills segments of no more than `least` rows, and puts the dimension back."""
         fill = torch.full((), fill_value, dtype=dtype, device=values.device)
-        empty = self.per_segment(self.lengths == 0)
+        empty = self.per_segment(self.lengths <= least)
         return torch.where(empty, fill, values.to(dtype)).movedim(0, self.dim).contiguous()
+
+    def give_back(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """Ordered rows where they came from, rounded once; 0 for rows of no segment."""
+        nothing = self.numbers.new_full((self.data.size(0),), rows.size(0))
+        place = nothing.index_copy(0, self.numbers, torch.arange(rows.size(0), device=rows.device))
+        rows = torch.cat((rows.to(dtype), _one_row(rows, 0).to(dtype))).index_select(0, place)
+        return rows.movedim(0, self.dim).contiguous()
+
+    def top(self, rows: Tensor) -> Tensor:
+        """The maximum of each segment, as a constant; 0 without rows."""
+        return _widened(self.take(self.best_row(torch.gt)).detach())
 
     def best_row(self, better: Callable) -> Tensor:
         """The row number of each segment's extremum, -1 for segments without rows."""
@@ -233,6 +286,31 @@ class _Times(torch.autograd.Function):
     def jvp(ctx: Any, a_tangent: Tensor, b_tangent: Tensor) -> Tensor:
         a, b = ctx.saved_tensors
         return _Times.apply(a_tangent, b) + _Times.apply(a, b_tangent)
+
+
+def _finite_below(top: Tensor) -> Tensor:
+    """What rows are measured from, where all of them may be -inf."""
+    return torch.where(top == -torch.inf, 0, top)
+
+
+def _spread(
+    op: str, data: Tensor, segments: Grouping, dim: int, correction: float, fill_value: float
+) -> Tensor:
+    call = _Call(op, data, segments, dim, FLOATING)
+    check_options(op, data, {"correction": correction, "fill_value": fill_value})
+    rows = _widened(call.rows)
+    lengths = call.per_segment(call.lengths).to(rows.dtype)
+    # Measured from the first row, of which a variance does not depend: that of equal rows is exactly 0.
+    first = torch.cat((rows, _one_row(rows, 0))).index_select(0, torch.where(call.lengths > 0, call.offsets[:-1], rows.size(0)))
+    rows = rows - call.to_rows(first.detach())
+    rows = torch.where(call.to_rows(lengths <= correction), 0, rows)  # no gradient flows from what is filled
+    mean = call.sum(rows) / lengths.clamp(min=1)
+    divisor = torch.where(lengths > correction, lengths - correction, 1)
+    result = call.sum((rows - call.to_rows(mean)) ** 2) / divisor
+    if op == "segment_std":
+        some = result != 0
+        result = torch.where(some, torch.where(some, result, 1).sqrt(), 0)
+    return call.finish(result, data.dtype, fill_value, correction)
 
 
 def _owners(starts: Tensor, num_rows: int) -> Tensor:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Union
 import torch
 from torch import Tensor
 
-from . import move, reduce, reference
+from . import move, normalise, reduce, reference
 from ._dispatch import ALL_DTYPES, FLOATING, promoted
-from .errors import DeviceMismatchError, dtype_name
+from .errors import DeviceMismatchError, dtype_name, kind
 from .segments import Segments
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Op:
     differentiable: whether gradients of first and second order flow to the data.
     peer: the plain PyTorch way, `peer(data, index, S)` with index the segment of each row (rows in order, dim 0).
     takes_values: the first argument has one entry per segment, not per row.
+    per_row: the result has the rows of the data.
     data_kind: what `testing.make_data` fills samples with.
     exact: results for dyadic data are exact, whatever the order of accumulation.
     """
@@ -52,6 +53,7 @@ class Op:
     differentiable: bool
     peer: Callable[[Tensor, Tensor, int], Any]
     takes_values: bool = False
+    per_row: bool = False
     data_kind: str = "dyadic"
     exact: bool = True
 
@@ -75,7 +77,7 @@ class Op:
 
     def bytes_moved(self, data: Tensor, segments: Segments) -> int:
         """The least that has to cross the memory bus: every input read once, every output written once."""
-        rows_out = segments.num_rows if self.takes_values else segments.num_segments
+        rows_out = segments.num_rows if self.takes_values or self.per_row else segments.num_segments
         row = data[0].numel() if data.size(0) else 0
         total = data.numel() * data.element_size()
         total += sum(rows_out * row * dtype.itemsize for dtype in self.result_dtypes(data.dtype))
@@ -134,6 +136,31 @@ def _broadcast_peer(values: Tensor, index: Tensor, num_segments: int) -> Tensor:
     return values.index_select(0, index)
 
 
+def _softmax_peer(log: bool) -> Callable[[Tensor, Tensor, int], Tensor]:
+    def peer(data: Tensor, index: Tensor, num_segments: int) -> Tensor:
+        below = data - _scatter_peer("amax")(data.detach(), index, num_segments)[index]
+        power = below.exp()
+        total = _sum_peer(power, index, num_segments)
+        return below - total.log()[index] if log else power / total[index]
+
+    return peer
+
+
+def _logsumexp_peer(data: Tensor, index: Tensor, num_segments: int) -> Tensor:
+    top = _scatter_peer("amax")(data.detach(), index, num_segments)
+    return top + _sum_peer((data - top[index]).exp(), index, num_segments).log()
+
+
+def _spread_peer(root: bool) -> Callable[[Tensor, Tensor, int], Tensor]:
+    def peer(data: Tensor, index: Tensor, num_segments: int) -> Tensor:
+        lengths = torch.bincount(index, minlength=num_segments).reshape(-1, *[1] * (data.dim() - 1))
+        centred = data - _mean_peer(data, index, num_segments)[index]
+        variance = _sum_peer(centred * centred, index, num_segments) / (lengths - 1).clamp(min=1)
+        return variance.sqrt() if root else variance
+
+    return peer
+
+
 def _same(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
     return (dtype,)
 
@@ -141,7 +168,7 @@ def _same(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 def _reduction(name: str, description: str, empty: str, peer: Callable, **options: Any) -> Op:
     defaults = {"result": "`[S, *]`", "dtypes": ALL_DTYPES, "result_dtypes": _same, "differentiable": True}
     options = {**defaults, **options}
-    function = getattr(reduce, name)
+    function = getattr(reduce, name, None) or getattr(normalise, name)
     return Op(name, function, getattr(reference, name), description, empty=empty, peer=peer, **options)
 
 
@@ -153,6 +180,9 @@ _TRUTH = {
     "result_dtypes": lambda dtype: (torch.uint8 if dtype == torch.uint8 else torch.bool,),
     "differentiable": False,
 }
+
+_INEXACT = {"dtypes": FLOATING, "exact": False}
+_PER_ROW = {"result": "`[N, *]`", "per_row": True}
 
 OPS: list[Op] = [
     _reduction("segment_sum", "the sum of each segment", "0", _sum_peer, **_TOTAL),
@@ -174,6 +204,11 @@ OPS: list[Op] = [
     _reduction("segment_argmin", "the first row with the minimum", "-1", _row_peer("amin", False), **_ROWS),
     _reduction("segment_any", "whether a row is not zero", "False", _truth_peer(False), **_TRUTH),
     _reduction("segment_all", "whether no row is zero", "True", _truth_peer(True), **_TRUTH),
+    _reduction("segment_logsumexp", "log of the sum of exponentials", "-inf", _logsumexp_peer, **_INEXACT),
+    _reduction("segment_var", "the variance, less `correction` rows", "0", _spread_peer(False), **_INEXACT),
+    _reduction("segment_std", "the standard deviation", "0", _spread_peer(True), **_INEXACT),
+    _reduction("segment_softmax", "softmax within each segment", "", _softmax_peer(False), **_INEXACT, **_PER_ROW),
+    _reduction("segment_log_softmax", "its logarithm", "", _softmax_peer(True), **_INEXACT, **_PER_ROW),
     Op(
         "segment_broadcast",
         move.segment_broadcast,
@@ -294,15 +329,26 @@ def _errors(op: Op, device: Any) -> Iterator[ErrorSample]:
             "num_rows_is_a_float", TypeError, "num_rows must be an integer, but got float", data, segments, num_rows=7.0
         )
         return
+    if op.dtypes == FLOATING and op.name != "segment_mean":
+        words = "data must be one of float16, bfloat16, float32, float64, but got int64$"
+        yield error("integer_data", TypeError, words, data.long(), segments)
+    if op.name in ("segment_var", "segment_std"):
+        for wrong in (-1, float("nan"), -float("inf")):
+            words = f"correction must be at least 0, but got {wrong}"
+            yield error(f"correction_{wrong}", ValueError, words, data, segments, correction=wrong)
+        for wrong in ("1", None, True):
+            words = f"correction must be a number, but got {kind(wrong)}"
+            yield error(f"correction_is_{kind(wrong)}", TypeError, words, data, segments, correction=wrong)
+    if op.per_row:
+        return
     if op.name in ("segment_any", "segment_all"):
         yield error(
             "fill_value_is_an_int", TypeError, "fill_value must be a bool, but got int", data, segments, fill_value=1
         )
     elif op.name in ("segment_argmax", "segment_argmin"):
         for wrong in (1.0, True, "1"):
-            kind = type(wrong).__name__
-            words = f"fill_value must be an int, but got {kind}"
-            yield error(f"fill_value_is_a_{kind}", TypeError, words, data, segments, fill_value=wrong)
+            words = f"fill_value must be an int, but got {kind(wrong)}"
+            yield error(f"fill_value_is_a_{kind(wrong)}", TypeError, words, data, segments, fill_value=wrong)
     else:
         yield error(
             "fill_value_is_a_string",

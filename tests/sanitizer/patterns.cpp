@@ -123,13 +123,13 @@ void run(const Grouping& grouping, int64_t inner, bool shuffled, int damage) {
     Array out(segments * inner * 8), extra(segments * inner * 8);
     for (Reduction reduction : {Reduction::sum, Reduction::mean, Reduction::prod, Reduction::amax, Reduction::amin, Reduction::max,
                                 Reduction::min, Reduction::amax_count, Reduction::amin_count, Reduction::any, Reduction::all,
-                                Reduction::prod_parts}) {
-      const bool only_floating = reduction == Reduction::mean || reduction == Reduction::amax_count ||
-                                 reduction == Reduction::amin_count || reduction == Reduction::prod_parts;
+                                Reduction::prod_parts, Reduction::logsumexp, Reduction::moments}) {
+      const bool counts = reduction == Reduction::amax_count || reduction == Reduction::amin_count || reduction == Reduction::prod_parts;
+      const bool only_floating = counts || reduction == Reduction::mean || reduction == Reduction::logsumexp || reduction == Reduction::moments;
       if (only_floating && !floating) continue;
-      const bool with_extra = only_floating ? reduction != Reduction::mean : reduction == Reduction::max || reduction == Reduction::min;
+      const bool with_extra = counts || reduction == Reduction::max || reduction == Reduction::min;
       ReduceCall call{reduction, dtype, false, data.bytes.get(), out.bytes.get(), with_extra ? extra.as<int64_t>() : nullptr,
-                      0, 0, -1, view, 1, inner};
+                      0, 0, -1, reduction == Reduction::moments && !shuffled ? extra.bytes.get() : nullptr, 1, false, view, 1, inner};
       kernels::reduce(call, pool);
       if (damage || dtype != DType::f32 || (reduction != Reduction::sum && reduction != Reduction::amin)) continue;
       bool same = true;
@@ -146,18 +146,28 @@ void run(const Grouping& grouping, int64_t inner, bool shuffled, int damage) {
       expect(same, reduction == Reduction::sum ? "sum" : "amin", grouping.name, inner);
     }
     if (!floating) continue;
-    Array values(segments * inner * size_of(dtype)), result(segments * inner * 8), counts(segments * inner * 8),
+    Array values(segments * inner * 8), result(segments * inner * 8), counts(segments * inner * 8),
         back(rows * inner * size_of(dtype));
-    std::memset(values.bytes.get(), 0x3c, segments * inner * size_of(dtype));
+    std::memset(values.bytes.get(), 0x3c, segments * inner * 8);
     std::memset(result.bytes.get(), 0x3c, segments * inner * 8);
     std::fill(counts.as<int64_t>(), counts.as<int64_t>() + segments * inner, int64_t{1});
-    for (RowMap map : {RowMap::broadcast, RowMap::mean, RowMap::select, RowMap::extremum, RowMap::prod}) {
+    for (RowMap map : {RowMap::broadcast, RowMap::mean, RowMap::select, RowMap::extremum, RowMap::prod, RowMap::logsumexp,
+                       RowMap::variance}) {
       std::memset(back.bytes.get(), 0, rows * inner * size_of(dtype));
-      kernels::map_rows({map, dtype, data.bytes.get(), back.bytes.get(), {values.bytes.get(), result.bytes.get(), counts.as<int64_t>()},
+      kernels::map_rows({map, dtype, data.bytes.get(), back.bytes.get(), {values.bytes.get(), result.bytes.get(), counts.as<int64_t>(), 1.0},
                          view, 1, inner}, pool);
       if (map != RowMap::broadcast || damage) continue;
       expect(std::memcmp(back.bytes.get(), values.bytes.get(), std::min(rows, segments) * inner * size_of(dtype)) == 0, "broadcast",
              grouping.name, inner);
+    }
+    for (Normalise kind : {Normalise::softmax, Normalise::log_softmax, Normalise::softmax_backward, Normalise::log_softmax_backward}) {
+      kernels::normalise({kind, dtype, data.bytes.get(), is_derivative(kind) ? data.bytes.get() : nullptr, back.bytes.get(), view, 1, inner},
+                         pool);
+      if (damage || dtype != DType::f32 || kind != Normalise::softmax) continue;
+      double total = 0, filled = 0;
+      for (int64_t i = 0; i < rows * inner; ++i) total += back.as<float>()[i];
+      for (int64_t s = 0; s < segments; ++s) filled += offsets[s + 1] > offsets[s];
+      expect(std::abs(total - filled * inner) <= 1e-4 * filled * inner, "softmax", grouping.name, inner);
     }
   }
 }

@@ -1,0 +1,965 @@
+// Softmax within segments, its logarithm, and the derivatives of both (normalisers.h).
+//
+// Segments are cut into chunks (segments.h), and a block takes the chunks with keys in one tile: consecutive positions,
+// in order or gathered, of up to 128 bytes of columns. It brings their rows to shared memory once:
+//
+//     memory          | segment | segment |   segment   | ...      16 bytes for each thread
+//     up to 4 rows    thread 0    thread 1                         a thread for each segment and column
+//     others                                lanes 0 to 3           4, 8, 16 or 32 lanes, which take the rows in turn
+//     memory          | segment | segment |   segment   | ...      16 bytes for each thread
+//
+// Of a segment longer than a chunk the first launch only finds out what has to be known of each chunk, which goes to a
+// slot. The second launch joins the slots of a segment, and the third one reads its rows again and writes them. What is
+// added to what depends on the length of a segment only, so its neighbours and its place change nothing, nor does it
+// matter whether its rows stand in order. Rows that belong to no segment get 0.
+//
+// Bytes moved for each element: sizeof(T) for the data, the gradient and the result; of long segments data and gradient
+// twice, and for each chunk one State three times.
+#include <cuda_runtime.h>
+
+#include <cstring>
+#include <type_traits>
+
+#include "cuda/launch.cuh"
+#include "cuda/stacked.cuh"
+#include "cuda/vectors.cuh"
+#include "dispatch.h"
+#include "kernels.h"
+
+namespace fastops::cuda {
+namespace {
+
+// "Measured" means instructions, sectors of memory and the longest warp as benchmarks/cuda_traffic.py counts them.
+struct NormalisePolicy {
+  static constexpr int kThreads = 128;
+  // Blocks of the first launch for which a multiprocessor has registers: shared memory is enough for four or five of
+  // them. Measured: one more than this, and some architectures spill.
+  static constexpr int kBlocks = 4;
+  static constexpr int kDoubleBlocks = 3;
+  static constexpr int kSearchLanes = 8;  // guess
+  static constexpr int kFlight = 4;       // guess: pieces of 16 bytes that a thread has in flight
+
+  // Bytes of the rows that the keys of a tile stand for, of which a chunk has half, unless that is too few rows:
+  // 48 KB are what a block can have without asking. Measured, segments of 16 rows of 64 floats: 128 keys are seven and
+  // a half of them, which is one or two columns for each thread; with 160 keys some threads have a third one, and the
+  // longest warp has 7 % more to do for each key.
+  static constexpr int kTileBytes = 16384;
+  static constexpr int kMinChunk = 128;
+  static constexpr int kMaxChunk = 1024;
+  static constexpr int kMinKeys = 128;
+
+  // Rows of a segment that a lane keeps in registers, and sizes of teams: kHeld lanes and twice as many each time, as
+  // many as it takes to have no more rows for each. Shared memory is read and written once then, so that it does not
+  // matter much where lanes meet in the same bank. Measured, for segments of 16 floats: 152 instructions for each if a
+  // team of 8 goes over the rows three times.
+  static constexpr int kHeld = 4;
+  static constexpr int kTeams = 4;
+  // Where this many columns lie side by side, one thread takes segments of up to kWideRun rows, and teams have no more
+  // than kHeld << kWideSize lanes: a team has more to do for each row than one thread. Measured, segments of 16 rows of
+  // 64 floats: 66 instructions for each and not 94.
+  static constexpr int kNarrow = 8;
+  static constexpr int kWideRun = 16;
+  static constexpr int kWideSize = 1;
+
+  // Joining: columns side by side at most, which make a sector of memory; windows of chunk positions that a block looks
+  // through; chunks of a segment that one thread joins. Guesses.
+  static constexpr int kJoinThreads = 256;
+  static constexpr int kJoinColumns = 4;
+  static constexpr int kJoinBatch = 64;
+  static constexpr int kFew = 16;
+
+  // The third launch: elements that a block takes, and at most as many windows.
+  static constexpr int kApplyElements = 4096;
+  static constexpr int kApplyWindows = 8;
+};
+
+// Dividing by a number known to the host, where the product of both is below 2^32.
+struct Divider {
+  unsigned by = 1, magic = 0;
+  Divider() = default;
+  explicit Divider(int by) : by(unsigned(by)), magic(unsigned(((uint64_t(1) << 32) + by - 1) / by)) {}
+  __device__ __forceinline__ int operator()(int n) const { return by == 1 ? n : int(__umulhi(unsigned(n), magic)); }
+};
+
+// How rows are cut into tiles of rows and columns, and the shared memory of a tile: elements as they are computed with
+// (of a derivative twice), then starts of segments, then chunks for teams and for warps.
+struct TileShape {
+  int columns;
+  int stride;  // elements from row to row
+  int chunk;   // rows, a power of two
+  int log2_chunk;
+  int keys;
+  int run, max_size;  // rows of a segment that one thread takes, and the largest size of a team
+  bool linear;        // elements lie as in memory
+  Divider by_columns;
+  int array_bytes, starts_offset, list_offset[NormalisePolicy::kTeams], bytes;
+  __host__ __device__ int max_rows() const { return keys + chunk; }
+  // A segment with a chunk in a list has more rows than smaller teams take, but for the two that the tile cuts.
+  __host__ __device__ int list_room(int size) const {
+    constexpr int kHeld = NormalisePolicy::kHeld;
+    const int smaller = size == 0 ? 0 : kHeld * kHeld << size >> 1;
+    return size > max_size ? 0 : max_rows() / ((smaller > run ? smaller : run) + 1) + 3;
+  }
+
+  template <class T, class V>
+  void set(int64_t inner, int arrays, bool ordered) {
+    using P = NormalisePolicy;
+    const int elements = P::kTileBytes / arrays / int(sizeof(V)), most = elements / P::kMinChunk;
+    const int64_t tiles = ceil_div(inner, most);
+    constexpr int kSector = 32 / sizeof(T);
+    columns = tiles == 1 ? int(inner) : int(ceil_div(ceil_div(inner, tiles), kSector) * kSector);
+    // Eight rows of four columns are in different banks if rows are an odd number of 16 bytes apart.
+    constexpr int kUnit = kVectorBytes / sizeof(V);
+    stride = columns % (2 * kUnit) == 0 ? columns + kUnit : columns;
+    linear = !ordered && tiles == 1 && stride == columns;
+    chunk = P::kMinChunk;
+    while (2 * chunk <= P::kMaxChunk && 4 * chunk * stride <= elements) chunk *= 2;
+    while (1 << log2_chunk < chunk) ++log2_chunk;
+    keys = std::max(P::kMinKeys, elements / stride);
+    const bool narrow = columns < P::kNarrow;
+    run = narrow ? P::kHeld : P::kWideRun;
+    max_size = narrow ? P::kTeams - 1 : P::kWideSize;
+    by_columns = Divider(columns);
+
+    const int line = 128 / int(sizeof(T)), beyond = kVectorBytes / int(sizeof(T));
+    array_bytes = int(ceil_div((line + max_rows() * stride + beyond) * int(sizeof(V)), 128) * 128);
+    starts_offset = arrays * array_bytes;
+    bytes = starts_offset + (keys + 3) / 2 * 4;
+    for (int size = 0; size < P::kTeams; ++size) {
+      list_offset[size] = bytes;
+      bytes += list_room(size) * 4;
+    }
+  }
+};
+
+struct NormaliseArgs {
+  NormaliseCall call;
+  StackedSegments stack;
+  TileShape shape;
+  void* partials;     // [slots, inner] States of chunks of long segments; of the first chunk, then, of all
+  int64_t* covering;  // [windows] of chunk positions: the segment that stands at the last of them if it is long, or -1
+  int64_t units;      // tiles of the first launch
+  int64_t windows;    // 0 if no segment can be longer than a chunk
+  int apply_windows;  // that a block of the third launch takes
+  int join_columns;   // that a block of the second launch takes
+};
+
+// Columns [column, column + width) of rows at the positions from `position` on, in pieces of kVec elements that are
+// neighbours in memory and in shared memory. A thread takes every kThreads-th piece:
+//
+//     by rows    | piece | piece |   all that a row has, then the next row
+//     linear     edge | piece | piece | edge     all rows as one, from the 128-byte line of memory in which they begin
+//                                                on, so that requests are whole lines
+template <class T, int kVec>
+struct Pieces {
+  static constexpr int kThreads = NormalisePolicy::kThreads;
+  const NormaliseArgs& args;
+  int64_t position, column;
+  int width;
+  int shift;        // linear: elements before the first row in its line
+  int stop;         // linear: and of all
+  int limit;        // elements of a row, none if linear
+  int begin, end;   // pieces
+  int rows_pieces;  // by rows: of a row
+  int64_t at;       // of the element before which the first row or its line begins
+  int rows_on, on;  // from a piece to the next one of the same thread: rows, and elements beside
+
+  __device__ __forceinline__ Pieces(const NormaliseArgs& args, int64_t position, int rows, int64_t column)
+      : args(args), position(position), column(column) {
+    const TileShape& shape = args.shape;
+    width = int(min(int64_t(shape.columns), args.call.inner - column));
+    at = position * args.call.inner + column;
+    if (shape.linear) {
+      shift = int((reinterpret_cast<uintptr_t>(args.call.data) + at * sizeof(T)) % 128 / sizeof(T));
+      stop = shift + rows * width;
+      at -= shift;
+      limit = 1 << 30;
+      begin = (shift + kVec - 1) / kVec;
+      end = stop / kVec;
+      rows_pieces = 0;
+      rows_on = 0;
+      on = kThreads * kVec;
+    } else {
+      rows_pieces = width / kVec;
+      shift = stop = begin = 0;
+      limit = width;
+      end = rows * rows_pieces;
+      rows_on = kThreads / rows_pieces;
+      on = (kThreads - rows_on * rows_pieces) * kVec;
+    }
+  }
+
+  // The piece after the last one with an element of the first `rows` rows.
+  __device__ __forceinline__ int end_of(int rows) const {
+    return args.shape.linear ? min(end, (shift + rows * width + kVec - 1) / kVec) : rows * rows_pieces;
+  }
+
+  struct Cursor {
+    int piece, row, in_row;
+  };
+  __device__ __forceinline__ Cursor first() const {
+    const int piece = int(threadIdx.x) < begin ? threadIdx.x + kThreads : threadIdx.x;
+    const int row = args.shape.linear ? 0 : piece / rows_pieces;
+    return {piece, row, piece * kVec - row * width};
+  }
+  __device__ __forceinline__ void advance(Cursor& cursor) const {
+    cursor.piece += kThreads;
+    cursor.row += rows_on;
+    cursor.in_row += on;
+    if (cursor.in_row >= limit) {
+      cursor.in_row -= limit;
+      ++cursor.row;
+    }
+  }
+  // Where it begins in shared memory, and in the data.
+  __device__ __forceinline__ int to(const Cursor& cursor) const {
+    return cursor.row * args.shape.stride + cursor.in_row;
+  }
+  __device__ __forceinline__ int64_t in_data(int row, int in_row) const {
+    const SegmentsView& segments = args.stack.one;
+    if (!segments.order) return at + (row * args.call.inner + in_row);
+    const int64_t slice = args.stack.slice_of(position + row, segments.num_positions);
+    const int64_t in_slice = segments.row(position + row - slice * segments.num_positions);
+    return (slice * segments.num_rows + in_slice) * args.call.inner + column + in_row;
+  }
+  __device__ __forceinline__ int64_t in_data(const Cursor& cursor) const { return in_data(cursor.row, cursor.in_row); }
+
+  // The element before the first piece or behind the last one that is this thread's, or -1: linear, from `at` on.
+  __device__ __forceinline__ int edge() const {
+    if (kVec == 1 || threadIdx.x >= 2 * kVec || !args.shape.linear) return -1;
+    const int first = min(begin * kVec, stop), last = max(end * kVec, first);
+    const int element = threadIdx.x < kVec ? shift + threadIdx.x : last + threadIdx.x - kVec;
+    return element < (threadIdx.x < kVec ? first : stop) ? element : -1;
+  }
+};
+
+// kVec elements from and to shared memory, where they are of the type that is computed in.
+template <class T, int kVec>
+__device__ __forceinline__ void read_shared(const compute_t<T>* from, T (&x)[kVec]) {
+  compute_t<T> values[kVec];
+  load_elements(from, values);
+#pragma unroll
+  for (int e = 0; e < kVec; ++e) x[e] = store_as<T>(values[e]);
+}
+template <class T, int kVec>
+__device__ __forceinline__ void write_shared(compute_t<T>* to, const T (&x)[kVec]) {
+  using V = compute_t<T>;
+  V values[kVec];
+#pragma unroll
+  for (int e = 0; e < kVec; ++e) values[e] = load_as<V>(x[e]);
+  if constexpr (kVec == 1) {
+    *to = values[0];
+  } else if constexpr (sizeof(V) == 8) {
+    static_assert(kVec == 2);
+    *reinterpret_cast<double2*>(to) = {values[0], values[1]};
+  } else {
+#pragma unroll
+    for (int e = 0; e < kVec; e += 4) {
+      *reinterpret_cast<float4*>(to + e) = {values[e], values[e + 1], values[e + 2], values[e + 3]};
+    }
+  }
+}
+
+template <class R>
+__device__ __forceinline__ R shuffle_xor(unsigned mask, const R& x, int by) {
+  constexpr int kWords = sizeof(R) / 4;
+  uint32_t words[kWords];
+  memcpy(words, &x, sizeof(R));
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) words[i] = __shfl_xor_sync(mask, words[i], by);
+  R moved;
+  memcpy(&moved, words, sizeof(R));
+  return moved;
+}
+
+// Rows lane, lane + team, ... of n rows of one column in shared memory, for one lane of a team of consecutive ones. All
+// lanes get the same.
+template <Normalise kind, class V>
+struct ColumnRows {
+  using N = Normaliser<kind, V>;
+  using State = typename N::State;
+  static constexpr int kHeld = NormalisePolicy::kHeld;
+  static constexpr bool kDerivative = is_derivative(kind);
+  V* x;
+  const V* g;
+  int stride, n, lane, team;
+  unsigned mask;
+
+  template <class R, class Join>
+  __device__ __forceinline__ R all_lanes(R joined, Join join) const {
+#pragma unroll 1
+    for (int by = 1; by < team; by *= 2) joined = join(joined, shuffle_xor(mask, joined, by));
+    return joined;
+  }
+  __device__ __forceinline__ State all_states(const State& state) const {
+    return all_lanes(state, [](const State& a, const State& b) { return State::combine(a, b); });
+  }
+  __device__ __forceinline__ static State nothing() {
+    State state{};
+    if constexpr (kind == Normalise::log_softmax_backward) state.top = -infinity<V>();
+    return state;
+  }
+  // The result, once x is what look() made of it: going forward, exp(x - top) or x - top.
+  __device__ __forceinline__ static V finished(V x, V g, const Settled<V>& settled) {
+    if constexpr (kDerivative) return N::apply(x, g, settled);
+    return kind == Normalise::softmax ? x * settled.by : x - settled.by;
+  }
+
+  // Up to kHeld rows for each lane, kept in registers.
+  struct Held {
+    V x[kHeld], g[kHeld];
+  };
+  __device__ __forceinline__ State look(Held& held) const {
+    const int first = lane * stride, step = team * stride;
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      const bool has = lane + k * team < n;
+      held.x[k] = has ? x[first + k * step] : -infinity<V>();
+      held.g[k] = kDerivative && has ? g[first + k * step] : V{};
+    }
+    if constexpr (kDerivative) {
+      State state = nothing();
+#pragma unroll
+      for (int k = 0; k < kHeld; ++k) {
+        if (lane + k * team < n) state = State::combine(state, N::of(held.x[k], held.g[k]));
+      }
+      return all_states(state);
+    } else {
+      V top = held.x[0];
+#pragma unroll
+      for (int k = 1; k < kHeld; ++k) top = State::lead(top, held.x[k]);
+      top = all_lanes(top, [](V a, V b) { return State::lead(a, b); });
+      V total{};
+#pragma unroll
+      for (int k = 0; k < kHeld; ++k) {  // rows that there are not count only where all are -inf, and nothing counts
+        const V less = below(held.x[k], top), power = Math<V>::exp(less);
+        held.x[k] = kind == Normalise::softmax ? power : less;
+        total += power;
+      }
+      return {top, all_lanes(total, [](V a, V b) { return a + b; })};
+    }
+  }
+  __device__ __forceinline__ void write(const Held& held, const State& state) const {
+    const Settled<V> settled = N::settle(state);
+    const int first = lane * stride, step = team * stride;
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      if (lane + k * team < n) x[first + k * step] = finished(held.x[k], held.g[k], settled);
+    }
+  }
+
+  // Any number of rows.
+  __device__ __forceinline__ State look() const {
+    if constexpr (kDerivative) {
+      State state = nothing();
+#pragma unroll 4
+      for (int r = lane; r < n; r += team) state = State::combine(state, N::of(x[r * stride], g[r * stride]));
+      return all_states(state);
+    } else {
+      V top = -infinity<V>();
+#pragma unroll 4
+      for (int r = lane; r < n; r += team) top = State::lead(top, x[r * stride]);
+      top = all_lanes(top, [](V a, V b) { return State::lead(a, b); });
+      V total{};
+#pragma unroll 4
+      for (int r = lane; r < n; r += team) {
+        const V less = below(x[r * stride], top), power = Math<V>::exp(less);
+        x[r * stride] = kind == Normalise::softmax ? power : less;
+        total += power;
+      }
+      return {top, all_lanes(total, [](V a, V b) { return a + b; })};
+    }
+  }
+  __device__ __forceinline__ void write(const State& state) const {
+    const Settled<V> settled = N::settle(state);
+#pragma unroll 4
+    for (int r = lane; r < n; r += team) x[r * stride] = finished(x[r * stride], g[r * stride], settled);
+  }
+};
+
+// The last `behind` positions of each slice, which belong to no segment: an index that was never checked leads there.
+template <class T, int kVec>
+__device__ __noinline__ void zero_behind(const NormaliseArgs& args, int64_t behind, int64_t column) {
+  const int64_t positions = args.stack.one.num_positions, tiles = ceil_div(behind, int64_t(args.shape.keys));
+#pragma unroll 1
+  for (int64_t unit = blockIdx.x; unit < args.stack.outer * tiles; unit += gridDim.x) {
+    const int64_t slice = unit / tiles, before = (unit - slice * tiles) * args.shape.keys;
+    const Pieces<T, kVec> pieces(args, (slice + 1) * positions - behind + before,
+                                 int(min(behind - before, int64_t(args.shape.keys))), column);
+    T* const out = static_cast<T*>(args.call.out);
+    const T zeros[kVec] = {};
+#pragma unroll 1
+    for (auto cursor = pieces.first(); cursor.piece < pieces.end; pieces.advance(cursor)) {
+      store_pack(out + pieces.in_data(cursor), zeros);
+    }
+    if (pieces.edge() >= 0) out[pieces.at + pieces.edge()] = T{};
+  }
+}
+
+template <Normalise kind, class T, int kVec>
+__global__ void __launch_bounds__(NormalisePolicy::kThreads,
+                                  sizeof(compute_t<T>) == 8 ? NormalisePolicy::kDoubleBlocks : NormalisePolicy::kBlocks)
+    normalise_kernel(const __grid_constant__ NormaliseArgs args) {
+  using V = compute_t<T>;
+  using State = typename Normaliser<kind, V>::State;
+  constexpr bool kDerivative = is_derivative(kind);
+  constexpr int kThreads = NormalisePolicy::kThreads, kSearch = NormalisePolicy::kSearchLanes,
+                kFlight = NormalisePolicy::kFlight / (kDerivative ? 2 : 1);
+  constexpr int kHeld = NormalisePolicy::kHeld, kTeams = NormalisePolicy::kTeams;
+  constexpr int kChunks = 64;  // more than a tile has of one segment
+  constexpr int kLong = 2 * NormalisePolicy::kTileBytes / NormalisePolicy::kMaxChunk;  // more than a tile has
+  struct Work {
+    TileEdges edges;
+    int num_listed[kTeams];  // chunks for teams of each size
+    int rows_written;        // rows before the long segment in which the tile ends, or all
+    int num_long;
+    int long_begin[kLong], long_end[kLong];  // elements in shared memory that this launch does not write
+  };
+  __shared__ Work work;
+  extern __shared__ uint4 dynamic[];
+  const TileShape& shape = args.shape;
+  unsigned char* const shared = reinterpret_cast<unsigned char*>(dynamic);
+  V* const x = reinterpret_cast<V*>(shared);
+  V* const g = reinterpret_cast<V*>(shared + (kDerivative ? shape.array_bytes : 0));
+  uint16_t* const starts = reinterpret_cast<uint16_t*>(shared + shape.starts_offset);  // first row of each segment
+  const auto list_of = [&](int size) { return reinterpret_cast<int*>(shared + shape.list_offset[size]); };
+
+  const NormaliseCall& call = args.call;
+  const T* const data = static_cast<const T*>(call.data);
+  const T* const grad = static_cast<const T*>(call.grad);
+  T* const out = static_cast<T*>(call.out);
+  const int columns = shape.columns, stride = shape.stride, chunk = shape.chunk, log2_chunk = shape.log2_chunk;
+  const int64_t behind = call.segments.num_positions - call.segments.clamped(call.segments.num_segments);
+#pragma unroll 1
+  for (int64_t column = int64_t(blockIdx.y) * columns; column < call.inner; column += int64_t(gridDim.y) * columns) {
+    if (behind > 0) zero_behind<T, kVec>(args, behind, column);
+#pragma unroll 1
+    for (int64_t unit = blockIdx.x; unit < args.units; unit += gridDim.x) {
+      __syncthreads();  // the tile before is done with shared memory
+      TileEdges found;
+      if (threadIdx.x < 2 * kSearch && args.stack.find_tile<kSearch>(unit, shape.keys, chunk, found)) {
+        work.edges = found;
+        for (int size = 0; size < kTeams; ++size) work.num_listed[size] = 0;
+        work.num_long = 0;
+        work.rows_written = found.rows;
+        starts[0] = 0;
+      }
+      __syncthreads();
+      const int count = work.edges.count, rows = work.edges.rows;
+      const int64_t first_segment = work.edges.segment, first_position = work.edges.position;
+#pragma unroll 1
+      for (int i = threadIdx.x; i < count; i += kThreads) {
+        starts[i + 1] =
+            uint16_t(max(int64_t(0), min(args.stack.end(first_segment + i) - first_position, int64_t(rows))));
+      }
+      const Pieces<T, kVec> pieces(args, first_position, rows, column);
+      const int edge = pieces.edge();
+#pragma unroll 1
+      for (auto cursor = pieces.first(); cursor.piece < pieces.end;) {
+        T from[kFlight][kVec], from_g[kFlight][kVec];
+        int to[kFlight];
+#pragma unroll
+        for (int f = 0; f < kFlight; ++f) {
+          to[f] = cursor.piece < pieces.end ? pieces.to(cursor) : -1;
+          if (to[f] >= 0) {
+            const int64_t at = pieces.in_data(cursor);
+            load_elements(data + at, from[f]);
+            if constexpr (kDerivative) load_elements(grad + at, from_g[f]);
+          }
+          pieces.advance(cursor);
+        }
+#pragma unroll
+        for (int f = 0; f < kFlight; ++f) {
+          if (to[f] < 0) continue;
+          write_shared(x + to[f], from[f]);
+          if constexpr (kDerivative) write_shared(g + to[f], from_g[f]);
+        }
+      }
+      if (edge >= 0) {
+        x[edge] = load_as<V>(data[pieces.at + edge]);
+        if constexpr (kDerivative) g[edge] = load_as<V>(grad[pieces.at + edge]);
+      }
+      __syncthreads();
+
+      const int whole_begin = work.edges.whole_begin, whole_end = work.edges.whole_end;
+      const auto is_whole = [&](int i) { return i >= whole_begin && i < whole_end; };
+      const auto start_of = [&](int i) {
+        if (behind > 0 && args.stack.outer > 1 && i > 0) {  // positions of no segment may lie before it
+          const int64_t slice = (first_segment + i) / call.segments.num_segments;
+          if (first_segment + i == slice * call.segments.num_segments) {
+            const int64_t begin = slice * call.segments.num_positions + call.segments.begin(0) - first_position;
+            return int(max(int64_t(0), min(begin, int64_t(rows))));
+          }
+        }
+        return int(starts[i]);
+      };
+      const auto rows_of = [&](int start, int n, int in_tile, int lane, int team, unsigned mask) {
+        const int at = pieces.shift + start * stride + in_tile;
+        return ColumnRows<kind, V>{x + at, g + at, stride, n, lane, team, mask};
+      };
+#pragma unroll 1
+      for (int item = threadIdx.x; item < count * columns; item += kThreads) {
+        const int i = shape.by_columns(item), in_tile = item - i * columns;
+        const int start = start_of(i), n = starts[i + 1] - start;
+        const bool is_long = !is_whole(i) || n > chunk;
+        if (is_long || n > shape.run) {
+          if (in_tile > 0) continue;
+          // In any order, for each is on its own. More than there is room for only where offsets do not ascend.
+#pragma unroll 1
+          for (int c = 0; c << log2_chunk < n; ++c) {
+            const int here = min(chunk, n - (c << log2_chunk));
+            int size = 0;
+            while (size < shape.max_size && here > kHeld * kHeld << size) ++size;
+#pragma unroll
+            for (int k = 0; k < kTeams; ++k) {  // the same address for all lanes, which the compiler makes one addition
+              if (k != size) continue;
+              const int entry = atomicAdd(&work.num_listed[k], 1);
+              if (entry < shape.list_room(k)) list_of(k)[entry] = i * kChunks + c;
+            }
+          }
+          if (!is_long) continue;
+          if (n > 0 && start + n == rows) work.rows_written = start;
+          const int entry = atomicAdd(&work.num_long, 1);
+          if (entry >= kLong) continue;
+          work.long_begin[entry] = pieces.shift + start * stride;
+          work.long_end[entry] = pieces.shift + (start + n) * stride;
+        } else if (n > 0 && in_tile < pieces.width) {
+          const auto own = rows_of(start, n, in_tile, 0, 1, 0);
+          if (n <= kHeld) {
+            typename ColumnRows<kind, V>::Held held;
+            own.write(held, own.look(held));
+          } else {
+            own.write(own.look());
+          }
+        }
+      }
+      if (behind > 0) {  // the tile may have rows that belong to no segment
+#pragma unroll 1
+        for (int r = threadIdx.x; r < rows; r += kThreads) {
+          const int64_t positions = call.segments.num_positions, position = first_position + r;
+          if (position - args.stack.slice_of(position, positions) * positions < positions - behind) continue;
+          for (int c = 0; c < pieces.width; ++c) x[pieces.shift + r * stride + c] = V{};
+        }
+      }
+      if (args.windows > 0 && column == 0) {
+        // Windows of chunk positions that end in the tile; the last one of the stack may be shorter.
+        const bool last = rows > 0 && first_position + rows == args.stack.num_positions();
+        const int before = int(first_position & (chunk - 1));
+        const int windows = (before + rows + (last ? chunk - 1 : 0)) >> log2_chunk;
+#pragma unroll 1
+        for (int w = threadIdx.x; w < windows; w += kThreads) {
+          const int end = ((w + 1) << log2_chunk) - before;
+          int low = 0, high = count - 1;  // the segment that has row `end` - 1, or the last one
+#pragma unroll 1
+          while (low < high) {
+            const int middle = unsigned(low + high) / 2;
+            if (starts[middle + 1] >= end) {
+              high = middle;
+            } else {
+              low = middle + 1;
+            }
+          }
+          const bool is_long = !is_whole(low) || starts[low + 1] - starts[low] > chunk;
+          args.covering[(first_position >> log2_chunk) + w] = is_long ? first_segment + low : -1;
+        }
+      }
+      __syncthreads();
+
+      int num_listed = 0;
+      for (int size = 0; size < kTeams; ++size) num_listed |= work.num_listed[size];
+      if (num_listed != 0) {
+#pragma unroll 1
+        for (int size = 0; size < kTeams; ++size) {
+          const int items = min(work.num_listed[size], shape.list_room(size)) * columns;
+          const int log2_team = 2 + size, team = kHeld << size;
+          const int lane = threadIdx.x & (team - 1);
+          const unsigned mask = (0xffffffffu >> (32 - team)) << (threadIdx.x % 32 - lane);
+#pragma unroll 1
+          for (int item = threadIdx.x >> log2_team; item < items; item += kThreads >> log2_team) {
+            const int entry = shape.by_columns(item), in_tile = item - entry * columns;
+            if (in_tile >= pieces.width) continue;
+            const unsigned code = list_of(size)[entry];
+            const int i = code / kChunks, skipped = code % kChunks << log2_chunk;
+            const int begin = start_of(i), start = begin + skipped, length = starts[i + 1] - begin;
+            const auto own = rows_of(start, min(chunk, length - skipped), in_tile, lane, team, mask);
+            typename ColumnRows<kind, V>::Held held;
+            const bool holds = own.n <= kHeld * team;
+            const State state = holds ? own.look(held) : own.look();
+            if (is_whole(i) && length <= chunk) {
+              if (holds) {
+                own.write(held, state);
+              } else {
+                own.write(state);
+              }
+            } else if (lane == 0 && args.windows > 0) {
+              const bool is_first = skipped == 0 && (i > 0 || work.edges.first == 0);
+              const int64_t to_slot = 2 * ((first_position + start) >> log2_chunk) + is_first;  // slot()
+              static_cast<State*>(args.partials)[to_slot * call.inner + column + in_tile] = state;
+            }
+          }
+        }
+        __syncthreads();
+      }
+
+      const int num_long = min(work.num_long, kLong);
+      // How many of the elements from `to` on this launch does not write. Tiles seldom have more than one long segment.
+      const int long_begin = num_long > 0 ? work.long_begin[0] : 0, long_end = num_long > 0 ? work.long_end[0] : 0;
+      const auto long_elements = [&](int to, int n) {
+        int found = max(0, min(to + n, long_end) - max(to, long_begin));
+#pragma unroll 1
+        for (int k = 1; k < num_long; ++k) {
+          found += max(0, min(to + n, work.long_end[k]) - max(to, work.long_begin[k]));
+        }
+        return found;
+      };
+      const int end = pieces.end_of(work.rows_written);
+#pragma unroll 2
+      for (auto cursor = pieces.first(); cursor.piece < end; pieces.advance(cursor)) {
+        const int from = pieces.to(cursor);
+        const int skipped = num_long == 0 ? 0 : long_elements(from, kVec);
+        if (skipped == kVec) continue;
+        T results[kVec];
+        read_shared(x + from, results);
+        T* const to = out + pieces.in_data(cursor);
+        if (skipped == 0) {
+          store_pack(to, results);
+        } else if constexpr (kVec > 1) {
+#pragma unroll
+          for (int e = 0; e < kVec; ++e) {
+            if (long_elements(from + e, 1) == 0) to[e] = results[e];
+          }
+        }
+      }
+      if (edge >= 0 && long_elements(edge, 1) == 0) out[pieces.at + edge] = store_as<T>(x[edge]);
+    }
+  }
+}
+
+// A long segment as the second and the third launch meet it.
+struct LongSegment {
+  int64_t begin;  // position in the stack
+  int64_t length;
+};
+
+// The long segment that stands at the end of a window, if there is one. What is read may be left from before where
+// offsets do not ascend, so it is not believed.
+__device__ __forceinline__ bool find_long(const NormaliseArgs& args, int64_t window, LongSegment& found) {
+  const StackedSegments& stack = args.stack;
+  const int64_t segment = args.covering[window];
+  if (segment < 0 || segment >= stack.num_segments()) return false;
+  const int64_t slice = stack.slice_of(segment, stack.one.num_segments);
+  const int64_t s = segment - slice * stack.one.num_segments, begin = stack.one.begin(s);
+  found = {slice * stack.one.num_positions + begin, stack.one.end(s, begin) - begin};
+  return found.length > args.shape.chunk;
+}
+
+// The State of a chunk of a long segment; of its first chunk, once it is joined, that of all.
+template <class State>
+__device__ __forceinline__ State& state_of(const NormaliseArgs& args, int64_t begin, int64_t chunk, int64_t column) {
+  const int64_t at = 2 * ((begin >> args.shape.log2_chunk) + chunk) + (chunk == 0);  // slot()
+  return static_cast<State*>(args.partials)[at * args.call.inner + column];
+}
+
+// The second launch. In a window of one chunk of positions at most one long segment begins; a block looks through
+// kJoinBatch windows, a thread for each:
+//
+//     few chunks    some threads, one for each column
+//     many chunks   all threads: columns, and runs of chunks, joined in a tree
+template <class State>
+__global__ void __launch_bounds__(NormalisePolicy::kJoinThreads, 1)
+    join_kernel(const __grid_constant__ NormaliseArgs args) {
+  constexpr int kThreads = NormalisePolicy::kJoinThreads, kBatch = NormalisePolicy::kJoinBatch;
+  __shared__ State shared[kThreads];
+  __shared__ LongSegment few[kBatch], many[kBatch];
+  __shared__ int num_few, num_many;
+  const int columns = args.join_columns, run = threadIdx.x / columns, runs = kThreads / columns;
+  const int log2_chunk = args.shape.log2_chunk;
+  const auto chunks_of = [&](const LongSegment& of) { return (of.length + args.shape.chunk - 1) >> log2_chunk; };
+#pragma unroll 1
+  for (int64_t task = blockIdx.x; task * kBatch < args.windows; task += gridDim.x) {
+    __syncthreads();  // the batch before is done with the lists
+    if (threadIdx.x == 0) num_few = num_many = 0;
+    __syncthreads();
+    const int64_t window = task * kBatch + threadIdx.x;
+    LongSegment found;
+    if (threadIdx.x < kBatch && window < args.windows && find_long(args, window, found) &&
+        found.begin >> log2_chunk == window) {
+      if (chunks_of(found) <= NormalisePolicy::kFew) {
+        few[atomicAdd(&num_few, 1)] = found;
+      } else {
+        many[atomicAdd(&num_many, 1)] = found;
+      }
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int64_t tile = blockIdx.y; tile * columns < args.call.inner; tile += gridDim.y) {
+      const int64_t column = tile * columns + threadIdx.x % columns;
+      const bool has_column = column < args.call.inner;
+      // Chunks [first, last) of a segment, one after the other.
+      const auto join = [&](int64_t begin, int64_t first, int64_t last) {
+        State joined = state_of<State>(args, begin, first, column);
+#pragma unroll 4
+        for (int64_t c = first + 1; c < last; ++c) {
+          joined = State::combine(joined, state_of<State>(args, begin, c, column));
+        }
+        return joined;
+      };
+      if (has_column) {
+#pragma unroll 1
+        for (int i = run; i < num_few; i += runs) {
+          state_of<State>(args, few[i].begin, 0, column) = join(few[i].begin, 0, chunks_of(few[i]));
+        }
+      }
+#pragma unroll 1
+      for (int i = 0; i < num_many; ++i) {
+        const int64_t begin = many[i].begin, chunks = chunks_of(many[i]), length = ceil_div(chunks, int64_t(runs));
+        const int busy = int(ceil_div(chunks, length));
+        State joined;
+        if (run < busy && has_column) {
+          joined = join(begin, run * length, min(chunks, (run + 1) * length));
+          shared[threadIdx.x] = joined;
+        }
+#pragma unroll 1
+        for (int by = 1; by < busy; by *= 2) {
+          __syncthreads();
+          if (has_column && run % (2 * by) == 0 && run + by < busy) {
+            joined = State::combine(joined, shared[threadIdx.x + by * columns]);
+            shared[threadIdx.x] = joined;
+          }
+        }
+        __syncthreads();  // before the next segment overwrites what is shared
+        if (run == 0 && has_column) state_of<State>(args, begin, 0, column) = joined;
+      }
+    }
+  }
+}
+
+// The third launch: rows of long segments, in windows of chunk positions. In each stands at most one that stands at the
+// end of the window before, and one that stands at its own end:
+//
+//     windows    |         |         |         |
+//     segments   0000000000011     22222222222233...        - segment q stands at the end of window q - 1
+template <Normalise kind, class T, int kVec>
+__global__ void __launch_bounds__(NormalisePolicy::kThreads, 1)
+    apply_kernel(const __grid_constant__ NormaliseArgs args) {
+  using V = compute_t<T>;
+  using N = Normaliser<kind, V>;
+  using State = typename N::State;
+  constexpr bool kDerivative = is_derivative(kind);
+  constexpr int kThreads = NormalisePolicy::kThreads, kFlight = NormalisePolicy::kFlight / (kDerivative ? 2 : 1);
+  constexpr int kSegments = NormalisePolicy::kApplyWindows + 1;
+  __shared__ int row_begin[kSegments], row_end[kSegments];
+  __shared__ int64_t begins[kSegments];
+  __shared__ int num_found;
+  extern __shared__ uint4 dynamic[];
+  Settled<V>* const settled = reinterpret_cast<Settled<V>*>(dynamic);  // [segments, columns]
+
+  const NormaliseCall& call = args.call;
+  const T* const data = static_cast<const T*>(call.data);
+  const T* const grad = static_cast<const T*>(call.grad);
+  T* const out = static_cast<T*>(call.out);
+  const int columns = args.shape.columns, log2_chunk = args.shape.log2_chunk, most = args.apply_windows + 1;
+#pragma unroll 1
+  for (int64_t column = int64_t(blockIdx.y) * columns; column < call.inner; column += int64_t(gridDim.y) * columns) {
+#pragma unroll 1
+    for (int64_t unit = blockIdx.x; unit * args.apply_windows < args.windows; unit += gridDim.x) {
+      __syncthreads();  // the windows before are done with shared memory
+      if (threadIdx.x == 0) num_found = 0;
+      __syncthreads();
+      const int64_t first_window = unit * args.apply_windows, position = first_window << log2_chunk;
+      const int rows = int(min(args.stack.num_positions() - position, int64_t(args.apply_windows) << log2_chunk));
+      if (int(threadIdx.x) < most) {
+        const int64_t window = first_window + threadIdx.x - 1;
+        LongSegment found{};
+        const bool has = window >= 0 && window < args.windows && find_long(args, window, found);
+        const int64_t begin = found.begin - position, end = begin + found.length;
+        const bool reaches = has && begin < rows && end > 0;
+        row_begin[threadIdx.x] = reaches ? int(max(begin, int64_t(0))) : 0;
+        row_end[threadIdx.x] = reaches ? int(min(end, int64_t(rows))) : 0;
+        begins[threadIdx.x] = found.begin;
+        if (reaches) num_found = 1;
+      }
+      __syncthreads();
+      if (num_found == 0) continue;
+      const Pieces<T, kVec> pieces(args, position, rows, column);
+#pragma unroll 1
+      for (int item = threadIdx.x; item < most * columns; item += kThreads) {
+        const int q = args.shape.by_columns(item), c = item - q * columns;
+        if (row_end[q] == 0 || c >= pieces.width) continue;
+        settled[item] = N::settle(state_of<State>(args, begins[q], 0, column + c));
+      }
+      __syncthreads();
+      // The segment of a row, or -1.
+      const auto segment_at = [&](int row) {
+        const int q = row >> log2_chunk;
+        if (row >= row_begin[q] && row < row_end[q]) return q;
+        return row >= row_begin[q + 1] && row < row_end[q + 1] ? q + 1 : -1;
+      };
+      const auto result = [&](T from, T from_g, int of, int c) {
+        return store_as<T>(N::apply(load_as<V>(from), load_as<V>(from_g), settled[of * columns + c]));
+      };
+#pragma unroll 1
+      for (auto cursor = pieces.first(); cursor.piece < pieces.end;) {
+        T from[kFlight][kVec], from_g[kFlight][kVec] = {};
+        int64_t at[kFlight];
+        int row[kFlight], c[kFlight], of[kFlight];  // of the first element
+        bool own[kFlight];                          // whether all, or none, are in the same segment
+#pragma unroll
+        for (int f = 0; f < kFlight; ++f) {
+          at[f] = -1;
+          if (cursor.piece < pieces.end) {
+            row[f] = cursor.row, c[f] = cursor.in_row;
+            int last_row = row[f];
+            if (args.shape.linear) {
+              const int element = cursor.in_row - pieces.shift;
+              row[f] = args.shape.by_columns(element);
+              c[f] = element - row[f] * columns;
+              last_row = args.shape.by_columns(element + kVec - 1);
+            }
+            of[f] = segment_at(row[f]);
+            own[f] = last_row == row[f] || segment_at(last_row) == of[f];
+            if (of[f] >= 0 || !own[f]) {
+              at[f] = pieces.in_data(cursor);
+              load_elements(data + at[f], from[f]);
+              if constexpr (kDerivative) load_elements(grad + at[f], from_g[f]);
+            }
+          }
+          pieces.advance(cursor);
+        }
+#pragma unroll
+        for (int f = 0; f < kFlight; ++f) {
+          if (at[f] < 0) continue;
+          if (own[f]) {
+#pragma unroll
+            for (int e = 0; e < kVec; ++e) {
+              from[f][e] = result(from[f][e], from_g[f][e], of[f], c[f]);
+              if (++c[f] == columns) c[f] = 0;
+            }
+            store_pack(out + at[f], from[f]);
+          } else {
+#pragma unroll
+            for (int e = 0; e < kVec; ++e) {
+              if (of[f] >= 0) out[at[f] + e] = result(from[f][e], from_g[f][e], of[f], c[f]);
+              if (++c[f] == columns) {
+                c[f] = 0;
+                of[f] = segment_at(++row[f]);
+              }
+            }
+          }
+        }
+      }
+      if (const int edge = pieces.edge(); edge >= 0) {
+        const int row = args.shape.by_columns(edge - pieces.shift), of = segment_at(row);
+        const int64_t at = pieces.at + edge;
+        if (of >= 0) {
+          out[at] = result(data[at], kDerivative ? grad[at] : T{}, of, edge - pieces.shift - row * columns);
+        }
+      }
+    }
+  }
+}
+
+// How a call is run. The workspace holds the States and then the covering segments.
+template <Normalise kind, class T>
+struct NormaliseRows {
+  using V = compute_t<T>;
+  using State = typename Normaliser<kind, V>::State;
+  static constexpr int kVec = kVectorBytes / int(sizeof(T));
+
+  NormaliseArgs args{};
+  bool vectors;
+  size_t partial_bytes = 0;
+
+  explicit NormaliseRows(const NormaliseCall& call) {
+    args.call = call;
+    args.stack = {call.segments, call.outer};
+    TileShape& shape = args.shape;
+    shape.set<T, V>(call.inner, is_derivative(kind) ? 2 : 1, bool(call.segments.order));
+    const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % kVectorBytes == 0; };
+    vectors = aligned(call.data) && aligned(call.grad) && aligned(call.out) &&
+              (shape.linear || (call.inner % kVec == 0 && shape.columns % kVec == 0));
+    args.units = ceil_div(args.stack.num_keys(), shape.keys);
+    if (call.segments.num_positions > shape.chunk) {
+      args.windows = ceil_div(args.stack.num_positions(), shape.chunk);
+      args.apply_windows = std::clamp(NormalisePolicy::kApplyElements / (shape.chunk * shape.columns), 1,
+                                      NormalisePolicy::kApplyWindows);
+      args.join_columns = NormalisePolicy::kJoinColumns;
+      while (args.join_columns / 2 >= call.inner) args.join_columns /= 2;
+      partial_bytes = num_slots(args.stack.num_positions(), shape.chunk) * call.inner * sizeof(State);
+      partial_bytes = ceil_div(partial_bytes, 16) * 16;
+    }
+  }
+
+  size_t workspace() const { return partial_bytes + args.windows * sizeof(int64_t); }
+
+  void run(void* workspace, cudaStream_t stream) {
+    args.partials = workspace;
+    args.covering = reinterpret_cast<int64_t*>(static_cast<unsigned char*>(workspace) + partial_bytes);
+    if (vectors) {
+      launch<kVec>(stream);
+    } else {
+      launch<1>(stream);
+    }
+  }
+
+  template <int kWidth>
+  void launch(cudaStream_t stream) {
+    constexpr int kThreads = NormalisePolicy::kThreads;
+    const TileShape& shape = args.shape;
+    const unsigned tiles = blocks_along_y(ceil_div(args.call.inner, shape.columns));
+    normalise_kernel<kind, T, kWidth><<<dim3(blocks_for(args.units, 1), tiles), kThreads, shape.bytes, stream>>>(args);
+    check(cudaGetLastError());
+    if (args.windows == 0) return;
+    const dim3 join_grid(blocks_for(args.windows, NormalisePolicy::kJoinBatch),
+                         blocks_along_y(ceil_div(args.call.inner, args.join_columns)));
+    join_kernel<State><<<join_grid, NormalisePolicy::kJoinThreads, 0, stream>>>(args);
+    check(cudaGetLastError());
+    const size_t settled = (args.apply_windows + 1) * shape.columns * sizeof(Settled<V>);
+    apply_kernel<kind, T, kWidth>
+        <<<dim3(blocks_for(args.windows, args.apply_windows), tiles), kThreads, settled, stream>>>(args);
+    check(cudaGetLastError());
+  }
+};
+
+bool nothing_to_do(const NormaliseCall& call) {
+  return call.outer == 0 || call.inner == 0 || call.segments.num_segments == 0 || call.segments.num_positions == 0;
+}
+
+// Calls visit(NormaliseRows<...>) for the kind and dtype of the call.
+template <class Visit>
+void visit_normaliser(const NormaliseCall& call, Visit&& visit) {
+  visit_floating(call.dtype, [&](auto t) {
+    using T = typename decltype(t)::type;
+    switch (call.kind) {
+      case Normalise::softmax:
+        return visit(NormaliseRows<Normalise::softmax, T>(call));
+      case Normalise::log_softmax:
+        return visit(NormaliseRows<Normalise::log_softmax, T>(call));
+      case Normalise::softmax_backward:
+        return visit(NormaliseRows<Normalise::softmax_backward, T>(call));
+      case Normalise::log_softmax_backward:
+        return visit(NormaliseRows<Normalise::log_softmax_backward, T>(call));
+    }
+    unsupported();
+  });
+}
+
+}  // namespace
+
+size_t normalise_workspace(const NormaliseCall& call) {
+  size_t bytes = 0;
+  if (!nothing_to_do(call)) visit_normaliser(call, [&](auto normaliser) { bytes = normaliser.workspace(); });
+  return bytes;
+}
+
+void normalise(const NormaliseCall& call, void* workspace, cudaStream_t stream) {
+  const SegmentsView& segments = call.segments;
+  if (nothing_to_do(call) || segments.num_positions < segments.num_rows) {  // rows that belong to no segment
+    constexpr int64_t kBytes[] = {1, 1, 2, 4, 8, 2, 2, 4, 8, 1};            // of each DType
+    const int64_t bytes = call.outer * segments.num_rows * call.inner * kBytes[int(call.dtype)];
+    if (bytes > 0) check(cudaMemsetAsync(call.out, 0, bytes, stream));
+  }
+  if (!nothing_to_do(call)) visit_normaliser(call, [&](auto normaliser) { normaliser.run(workspace, stream); });
+}
+
+}  // namespace fastops::cuda

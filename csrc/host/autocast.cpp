@@ -1,0 +1,55 @@
+// Automatic mixed precision: what runs in float32 under torch.autocast, as the torch namesakes do. Everything else takes
+// the dtype that it is given.
+#include <ATen/autocast_mode.h>
+
+#include "host/calls.h"
+#include "host/checks.h"
+
+namespace fastops::host {
+namespace {
+
+template <c10::DeviceType device>
+struct WithoutAutocast {
+  c10::impl::ExcludeDispatchKeyGuard guard{at::autocast::get_autocast_dispatch_key_from_device_type(device)};
+};
+
+template <c10::DeviceType device>
+Tensor in_float(const Tensor& data) {
+  return at::autocast::cached_cast(at::kFloat, data, device);
+}
+
+template <c10::DeviceType device, bool log>
+Tensor softmax_autocast(const Tensor& data, FASTOPS_GROUPING, int64_t dim) {
+  const WithoutAutocast<device> without;
+  return call_softmax(log, in_float<device>(data), {offsets, order, index}, dim);
+}
+
+template <c10::DeviceType device>
+Tensor logsumexp_autocast(const Tensor& data, FASTOPS_GROUPING, int64_t dim, const std::optional<at::Scalar>& fill) {
+  const WithoutAutocast<device> without;
+  return call_logsumexp(in_float<device>(data), {offsets, order, index}, dim, fill, false);
+}
+
+// The kernels read 16-bit data and return float32: no copy in float32 is made.
+template <c10::DeviceType device, Reduction reduction>
+Tensor linear_autocast(const Tensor& data, FASTOPS_GROUPING, int64_t dim, OptionalDtype dtype, const at::Scalar& fill) {
+  const WithoutAutocast<device> without;
+  const bool is_short = data.scalar_type() == at::kHalf || data.scalar_type() == at::kBFloat16;
+  return call_linear(reduction, data, {offsets, order, index}, dim, !dtype && is_short ? OptionalDtype(at::kFloat) : dtype, fill);
+}
+
+template <c10::DeviceType device>
+void implement_autocast(torch::Library& m) {
+  m.impl("segment_softmax", softmax_autocast<device, false>);
+  m.impl("segment_log_softmax", softmax_autocast<device, true>);
+  m.impl("segment_logsumexp", logsumexp_autocast<device>);
+  m.impl("segment_prod", linear_autocast<device, Reduction::prod>);
+  if (device == at::kCUDA) m.impl("segment_sum", linear_autocast<device, Reduction::sum>);  // torch.sum is on this list only
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(fastops, AutocastCPU, m) { implement_autocast<at::kCPU>(m); }
+TORCH_LIBRARY_IMPL(fastops, AutocastCUDA, m) { implement_autocast<at::kCUDA>(m); }
+
+}  // namespace fastops::host
