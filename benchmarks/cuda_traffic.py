@@ -5,8 +5,9 @@
 
 It stands in for a stopwatch, and does not depend on the machine. One table for each operation, in Markdown:
 
-- l2 / ideal: bytes of all 32-byte sectors that the launches ask for, by the bytes of the inputs read once and the results
-  written once. Caches are not simulated, so what one warp reads again counts again.
+- l2 / ideal: bytes of all 32-byte sectors that the launches ask for, by the bytes of the inputs read once and the
+  results written once. Caches are not simulated, so what one warp reads again counts again. A normalisation has to read
+  the rows of one giant segment twice, which makes 1.48 of softmax and 1.63 of its backward the least that there can be.
 - instructions: of all threads, in PTX, by elements of the larger of input and output.
 - longest warp: instructions of the warp that has most; of skewed inputs also by that of the uniform input above.
 - launches, and whether the host waited for the device.
@@ -54,6 +55,10 @@ CASES = (
     Case("D = 1, 95 % in one", 160_000, 1, 16, 0.95, "D = 1, L = 16"),
     Case("D = 64, 95 % in one", 40_000, 64, 16, 0.95, "D = 64, L = 16"),
 )
+LONG_CASES = (  # the longest segments of a normalisation that are read once
+    Case("D = 1, L = 1024", 163_840, 1, 1024),
+    Case("D = 64, L = 128", 40_960, 64, 128),
+)
 
 
 def reduction(name: str) -> Callable:
@@ -83,8 +88,29 @@ def extremum_backward(data: Tensor, values: Tensor, offsets: Tensor):
     return inputs, lambda: OPS._segment_extremum_backward(values, data, result, counts, offsets, None, None, 0)
 
 
+def var(data: Tensor, values: Tensor, offsets: Tensor):
+    return (data, offsets), lambda: OPS.segment_var(data, offsets, None, None, 0)
+
+
+def normalisation_backward(name: str) -> Callable:
+    def prepare(data: Tensor, values: Tensor, offsets: Tensor):
+        result = getattr(OPS, f"segment_{name}")(data, offsets, None, None)
+        backward = getattr(OPS, f"_segment_{name}_backward")
+        return (data, result, offsets), lambda: backward(data, result, offsets, None, None, 0)
+
+    return prepare
+
+
+NORMALISATIONS: dict[str, Callable] = {
+    "softmax": reduction("segment_softmax"),
+    "log_softmax": reduction("segment_log_softmax"),
+    "softmax_backward": normalisation_backward("softmax"),
+    "log_softmax_backward": normalisation_backward("log_softmax"),
+}
+
 OPERATIONS: dict[str, Callable] = {
-    **{name: reduction(f"segment_{name}") for name in ("sum", "mean", "prod", "amax", "max", "any")},
+    **{name: reduction(f"segment_{name}") for name in ("sum", "mean", "prod", "amax", "max", "any", "logsumexp")},
+    "var": var,
     "amax_count": lambda data, values, offsets: (
         (data, offsets),
         lambda: OPS._segment_amax_count(data, offsets, None, None, 0, 0),
@@ -93,10 +119,11 @@ OPERATIONS: dict[str, Callable] = {
     "mean_backward": mean_backward,
     "select_backward": select_backward,  # of max
     "extremum_backward": extremum_backward,  # of amax
+    **NORMALISATIONS,
 }
 
 TABLES = tuple((name, torch.float32) for name in OPERATIONS) + tuple(
-    (name, dtype) for dtype in (torch.float16, torch.bfloat16) for name in ("sum", "max", "broadcast")
+    (name, dtype) for dtype in (torch.float16, torch.bfloat16) for name in ("sum", "max", "broadcast", "softmax")
 )
 
 
@@ -131,7 +158,7 @@ def table(name: str, dtype: torch.dtype) -> None:
     print("| case | l2 / ideal | instructions | longest warp | launches | waits |")
     print("|---|---|---|---|---|---|")
     longest: dict[str, float] = {}
-    for case in CASES:
+    for case in CASES + (LONG_CASES if name in NORMALISATIONS else ()):
         found = measure(OPERATIONS[name], dtype, case)
         longest[case.name] = found["longest"]
         ratio = f" ({found['longest'] / longest[case.uniform]:.2f})" if case.uniform else ""

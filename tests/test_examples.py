@@ -23,6 +23,17 @@ def load(name):
     return module
 
 
+# Karate club ---------------------------------------------------------------------------------------------------------
+
+
+def test_karate(capsys, device):
+    pytest.importorskip("networkx")
+    if device != "cpu":
+        pytest.skip("200 epochs take an interpreter long: test_nn and test_ops have the operations")
+    assert load("karate").main(device) >= 32
+    assert "of 34 members are in their faction" in capsys.readouterr().out
+
+
 # Flights -------------------------------------------------------------------------------------------------------------
 
 
