@@ -684,6 +684,10 @@ def test_unchecked_index_is_never_used_out_of_bounds(op, device):
     if op.differentiable:
         floating(results).sum().backward()
         assert data.grad.isfinite().all()
+    for features in (1, 3, 64):  # several slices, with rows of no segment between them
+        data = testing.make_data((4, rows, features), torch.float32)
+        results = op.fn(data.to(device), segments, dim=1, **({"num_rows": 7} if op.takes_values else {}))
+        testing.assert_matches(results, op.reference(data, kept, dim=1), torch.float32)
 
 
 # ---- what torch asks of an operator ----

@@ -579,6 +579,18 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
     for (int i = threadIdx.x; i < count; i += kThreads) {
       starts[i + 1] = uint16_t(max(int64_t(0), min(args.stack.end(first_segment + i) - first_position, int64_t(rows))));
     }
+    // The first row of a segment. Between slices there may be rows of no segment, if an index was never checked.
+    const bool gaps = segments.order && args.stack.outer > 1;
+    const auto start_of = [&](int i) {
+      if (gaps && i > 0) {
+        const int64_t slice = (first_segment + i) / segments.num_segments;
+        if (first_segment + i == slice * segments.num_segments) {
+          const int64_t begin = slice * segments.num_positions + segments.begin(0) - first_position;
+          return int(max(int64_t(0), min(begin, int64_t(rows))));
+        }
+      }
+      return int(starts[i]);
+    };
     const auto place_of = [&](unsigned byte) { return tile + byte + byte / Tile::kLine * gap; };
     const unsigned repeated = Tile::repeated(row_bytes);
     const auto stage_element = [&](unsigned byte, T x) {
@@ -648,7 +660,7 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
       finish<Types>(args, whole, at, column, n, joined, [&] {
         const int64_t slice = args.stack.slice_of(first_segment + i, segments.num_segments);
         const int64_t before = i == 0 ? work.edges.first : 0;
-        return Span{slice, first_position + start - slice * segments.num_positions, before + start - starts[i]};
+        return Span{slice, first_position + start - slice * segments.num_positions, before + start - start_of(i)};
       });
     };
     // A chunk goes to the list for the smallest team whose threads get no more than a sixteenth of the largest chunk.
@@ -658,7 +670,7 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
                                                         : shape.list_offset[2]));
     };
     const auto list_chunks = [&](int i, int first_chunk, int step) {
-      const int n = starts[i + 1] - starts[i];
+      const int n = starts[i + 1] - start_of(i);
 #pragma unroll 1
       for (int c = first_chunk; c << log2_chunk < n; c += step) {
         const int here = min(chunk, n - (c << log2_chunk)), size = here > chunk >> 1 ? 2 : here > chunk >> 2 ? 1 : 0;
@@ -673,7 +685,7 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
 #pragma unroll 1
     for (int item = whole_begin * columns + threadIdx.x; item < whole_end * columns; item += kThreads) {
       const int i = columns == 1 ? item : item / columns, column = item - i * columns;
-      const int start = starts[i], n = starts[i + 1] - start;
+      const int start = start_of(i), n = starts[i + 1] - start;
       if (n > shape.run) {
         if (column == 0) list_chunks(i, 0, 1);
       } else if (n > 0) {
@@ -697,7 +709,7 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
           low = middle + 1;
         }
       }
-      const bool is_long = low < whole_begin || low >= whole_end || starts[low + 1] - starts[low] > chunk;
+      const bool is_long = low < whole_begin || low >= whole_end || starts[low + 1] - start_of(low) > chunk;
       args.covering[(first_position >> log2_chunk) + w] = is_long ? first_segment + low : -1;
     }
     __syncthreads();
@@ -717,7 +729,7 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
         const int entry = columns == 1 ? item : item / columns, column = item - entry * columns;
         const unsigned code = list_of(size)[entry];
         const int i = code / kChunks, skipped = code % kChunks << log2_chunk;
-        const int start = starts[i] + skipped, length = starts[i + 1] - starts[i];
+        const int begin = start_of(i), start = begin + skipped, length = starts[i + 1] - begin;
         const int n = min(chunk, length - skipped), run = (n + threads - 1) >> shift_team;
         const int busy = (n + run - 1) / run;          // lanes with rows
         const int before = min(lane, busy - 1) * run;  // rows of lanes before this one
