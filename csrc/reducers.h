@@ -9,11 +9,10 @@
 //     at<S, J>(pick, n) the same as R<S, J>, for one lane of a vector or with other row numbers: row + n
 //     merge(a, b)       combine for rows that interleave (the lanes of a vector along a segment)
 // Where a step is dear, the rows of a block may be met twice instead, which comes to the same (kTwice):
-//     start(x, first)   what pass one joins, with lead(a, b); `first` is a row of the block
-//     settle(joined, first, n)  what all rows of the block are then measured from
-//     term(x, from)     what pass two adds up
-//     part(from, sum, n)        R of the n rows
-//     silent(from)      x with a term that does not matter
+//     start(x, base)    what pass one joins, with lead(a, b); `base` is the first row of the segment
+//     settle(joined, n) what all n rows of the block are then measured from
+//     term(x, base, from)       what pass two adds up
+//     part(from, sum, n)        R of the n rows; a mean is counted from `base`
 // There is no identity element: a segment without rows is never reduced, so no value of the data can be mistaken for
 // "empty". Conditions are combined with | and & and chosen with ?:, which mean the same for scalars and vectors.
 #pragma once
@@ -288,10 +287,9 @@ struct LogSumExp {
   }
   FASTOPS_HD static V start(V x, V) { return x; }
   FASTOPS_HD static V lead(V a, V b) { return beats<true>(b, a) ? b : a; }
-  FASTOPS_HD static V settle(V joined, V, int64_t) { return joined; }
-  FASTOPS_HD static V term(V x, V from) { return Math<V>::exp(x == from ? V{} : x - from); }
+  FASTOPS_HD static V settle(V joined, int64_t) { return joined; }
+  FASTOPS_HD static V term(V x, V, V from) { return Math<V>::exp(x == from ? V{} : x - from); }
   FASTOPS_HD static LogSumExp part(V from, V sum, int64_t) { return {from, sum}; }
-  FASTOPS_HD static V silent(V) { return constant<V>(-scalar_of<V>(INFINITY)); }
 };
 
 // Mean and sum of squared differences from it (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
@@ -320,12 +318,15 @@ struct Moments {
   FASTOPS_HD Moments<S, J> at(Pick pick, J) const {
     return {S(pick(mean)), S(pick(squares)), S(pick(count))};
   }
-  FASTOPS_HD static V start(V x, V first) { return x - first; }
+  // Counted from a row of the segment, means far from zero lose no digits when they are rounded.
+  FASTOPS_HD static V start(V x, V base) { return x - base; }
   FASTOPS_HD static V lead(V a, V b) { return a + b; }
-  FASTOPS_HD static V settle(V joined, V first, int64_t n) { return first + joined / scalar_of<V>(n); }
-  FASTOPS_HD static V term(V x, V from) { return (x - from) * (x - from); }
+  FASTOPS_HD static V settle(V joined, int64_t n) { return joined / scalar_of<V>(n); }
+  FASTOPS_HD static V term(V x, V base, V from) {
+    const V by = x - base - from;
+    return by * by;
+  }
   FASTOPS_HD static Moments part(V from, V sum, int64_t n) { return {from, sum, constant<V>(scalar_of<V>(n))}; }
-  FASTOPS_HD static V silent(V from) { return from; }
 };
 
 template <class R, class = void>

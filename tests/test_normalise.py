@@ -170,6 +170,16 @@ def test_variance_does_not_cancel(device):
     close(segment_std(data, offsets, correction=0), [0.5], rtol=1e-2)
 
 
+@pytest.mark.parametrize("features", (1, 4, 20, 70))
+@pytest.mark.parametrize("length", (20, 1000, 5000))
+def test_variance_far_from_zero(device, length, features):
+    """On the CPU rows are counted from the first of their segment; on CUDA means are floats, as torch's are there."""
+    data = (torch.randn(length, features, dtype=torch.float64, generator=testing.make_generator(3)) * 0.01 + 100).float()
+    expected = data.double().var(0)
+    result = segment_var(data.to(device), torch.tensor([0, length], device=device))[0].cpu().double()
+    torch.testing.assert_close(result, expected, rtol=2e-6 if device == "cpu" else 2e-3, atol=0)
+
+
 def test_a_huge_value_changes_no_other_segment(device):
     data = testing.make_data((64, 3), torch.float32, kind="normal").to(device)
     offsets = torch.tensor([0, 20, 44, 64], device=device)

@@ -85,6 +85,7 @@ class Reduce final : public Visitor {
   static constexpr int kWidth = kLanes<V>;
   // A mean is a sum that is divided at the end.
   static constexpr bool kHasMean = std::is_same_v<Scalars, Sum<V, int64_t>> && is_floating<V>;
+  static constexpr bool kHasBase = Scalars::kExtra == Extra::mean;
   // Vectors of accumulators in registers. More than one pays where a step is a load and an operation, and only there:
   // elsewhere it would be code to compile.
   static constexpr int kStrip = sizeof(Vectors) == sizeof(vec<V>) ? 4 : 1;
@@ -195,7 +196,7 @@ class Reduce final : public Visitor {
         fill(tile, s);
         continue;
       }
-      join_rows(tile, from, length, thread, window, joined);
+      join_rows(tile, from, from, length, thread, window, joined);
       finish(tile, {s, from, 0, length}, width, joined);
       from += length;
     }
@@ -246,13 +247,17 @@ class Reduce final : public Visitor {
     const int64_t rows = std::min(span.length - span.first, cut_.chunk_rows), position = span.begin + span.first;
     Scalars* to = partial(tile, span) + tile.first;
     if (call_.inner == 1) {
+      if constexpr (kHasBase) {
+        to[0] = column_twice(one_column(tile, position, rows, thread), rows, first_of(tile, span.begin, 0));
+        return;
+      }
       to[0] = column(one_column(tile, position, rows, thread), rows)
                   .template at<V, int64_t>([](auto x) { return x; }, span.first);
       return;
     }
     Vectors joined[ReducePolicy::kTileVectors];
     Window window;
-    join_rows(tile, position, rows, thread, window, joined);
+    join_rows(tile, span.begin, position, rows, thread, window, joined);
     const int64_t width = tile.last - tile.first;
     for (int64_t v = 0; v * kWidth < width; ++v) {
       for (int l = 0; l < kWidth && l < width; ++l) to[column_of(v, width) + l] = in_lane(joined[v], l, span.first);
@@ -274,6 +279,13 @@ class Reduce final : public Visitor {
   }
 
  private:
+  // An element of the first row of a segment.
+  V first_of(const Tile& tile, int64_t begin, int64_t column) const {
+    E x;
+    stage_(segments_, data(tile), call_.inner, begin, 1, column, 1, &x);
+    return load_as<V>(x);
+  }
+
   const void* data(const Tile& tile) const {
     return static_cast<const char*>(call_.data) + tile.outer * segments_.num_rows * call_.inner * element_size_;
   }
@@ -335,12 +347,20 @@ class Reduce final : public Visitor {
   };
 
   // Joins n > 0 rows from a position on, block by block.
-  FASTOPS_NOINLINE void join_rows(const Tile& tile, int64_t position, int64_t n, int64_t thread, Window& window, Vectors* joined) {
+  FASTOPS_NOINLINE void join_rows(const Tile& tile, int64_t begin, int64_t position, int64_t n, int64_t thread, Window& window, Vectors* joined) {
     const int64_t width = tile.last - tile.first, inner = call_.inner;
     // A vector of a row that is narrower reads on into the rows behind: not where the data ends.
     const int64_t readable = call_.outer * segments_.num_rows * inner - (tile.outer * segments_.num_rows + position + n) * inner;
     const bool direct = in_place_ && (width >= kWidth || (readable >= kWidth && !segments_.order));
     const E *at[ReducePolicy::kBlockRows], *ahead[ReducePolicy::kBlockRows];
+    [[maybe_unused]] V first_row[kHasBase ? (ReducePolicy::kTileVectors + 1) * kWidth : 1] = {};
+    const V* base = nullptr;  // the first row of the segment, where that is not the first of the block
+    if constexpr (kHasBase) {
+      if (n > ReducePolicy::kBlockRows || position != begin) {
+        stage_(segments_, data(tile), inner, begin, 1, tile.first, width, first_row);
+        base = first_row;
+      }
+    }
     for (int64_t r = 0; r < n; r += ReducePolicy::kBlockRows) {
       const int64_t rows = std::min(n - r, ReducePolicy::kBlockRows);
       Listed block{at, ahead};
@@ -362,7 +382,7 @@ class Reduce final : public Visitor {
       }
       if constexpr (kTwice<Vectors>) {
         if (width > kWidth) {
-          join_wide_twice(block, width, rows, r, joined);
+          join_wide_twice(block, base, width, rows, r, joined);
           continue;
         }
       }
@@ -376,7 +396,7 @@ class Reduce final : public Visitor {
           continue;
         }
       }
-      for (int64_t v = 0; v * kWidth < width; ++v) join_strip<1>(block, rows, r, joined + v, column_of(v, width));
+      for (int64_t v = 0; v * kWidth < width; ++v) join_strip<1>(block, rows, r, joined + v, column_of(v, width), base);
     }
   }
 
@@ -411,7 +431,7 @@ class Reduce final : public Visitor {
     for (int64_t v = 0; v < vectors; ++v) joined[v] = Vectors::combine(joined[v], block[v]);
   }
 
-  void join_wide_twice(const Listed& rows, int64_t width, int64_t n, int64_t number, Vectors* joined) const {
+  void join_wide_twice(const Listed& rows, const V* first_row, int64_t width, int64_t n, int64_t number, Vectors* joined) const {
     if constexpr (kTwice<Vectors>) {
       constexpr int64_t kMost = ReducePolicy::kTileVectors;
       vec<V> base[kMost], from[kMost], sum[kMost];
@@ -419,8 +439,8 @@ class Reduce final : public Visitor {
       const auto at = [&](int64_t i, int64_t v) FASTOPS_INLINE_LAMBDA { return load<V>(rows(i) + column_of(v, width)); };
       for (int64_t v = 0; v < vectors; ++v) {
         rows.ask_ahead(nullptr, 0, column_of(v, width));
-        base[v] = at(0, v);
-        from[v] = Vectors::start(base[v], base[v]);
+        base[v] = first_row ? load<V>(first_row + column_of(v, width)) : at(0, v);
+        from[v] = Vectors::start(at(0, v), base[v]);
       }
       for (int64_t i = 1; i < n; ++i) {
         for (int64_t v = 0; v < vectors; ++v) {
@@ -429,18 +449,18 @@ class Reduce final : public Visitor {
         }
       }
       for (int64_t v = 0; v < vectors; ++v) {
-        from[v] = Vectors::settle(from[v], base[v], n);
-        sum[v] = Vectors::term(base[v], from[v]);
+        from[v] = Vectors::settle(from[v], n);
+        sum[v] = Vectors::term(at(0, v), base[v], from[v]);
       }
       int64_t i = 1;
       for (; i + 4 <= n; i += 4) {
         for (int64_t v = 0; v < vectors; ++v) {
-          const auto term = [&](int64_t r) FASTOPS_INLINE_LAMBDA { return Vectors::term(at(r, v), from[v]); };
+          const auto term = [&](int64_t r) FASTOPS_INLINE_LAMBDA { return Vectors::term(at(r, v), base[v], from[v]); };
           sum[v] += (term(i) + term(i + 1)) + (term(i + 2) + term(i + 3));
         }
       }
       for (; i < n; ++i) {
-        for (int64_t v = 0; v < vectors; ++v) sum[v] += Vectors::term(at(i, v), from[v]);
+        for (int64_t v = 0; v < vectors; ++v) sum[v] += Vectors::term(at(i, v), base[v], from[v]);
       }
       for (int64_t v = 0; v < vectors; ++v) {
         const Vectors part = Vectors::part(from[v], sum[v], n);
@@ -451,13 +471,14 @@ class Reduce final : public Visitor {
 
   // Joins n rows, of which the first is row `number` of its chunk, to what went before.
   template <int K, class From>
-  FASTOPS_HD void join_strip(const From& rows, int64_t n, int64_t number, Vectors* joined, int64_t column = 0) const {
+  FASTOPS_HD void join_strip(const From& rows, int64_t n, int64_t number, Vectors* joined, int64_t column = 0,
+                             [[maybe_unused]] const V* base = nullptr) const {
     if constexpr (kTwice<Vectors>) {
       const auto again = [&](int64_t i) FASTOPS_INLINE_LAMBDA { return load<V>(rows(i) + column); };
       const Vectors strip = twice([&](int64_t i) FASTOPS_INLINE_LAMBDA {
         rows.ask_ahead(rows(i) + column, i, column);
         return again(i);
-      }, again, again(0), n);
+      }, again, base ? load<V>(base + column) : again(0), n);
       joined[0] = number == 0 ? strip : Vectors::combine(joined[0], strip);
       return;
     }
@@ -496,8 +517,8 @@ class Reduce final : public Visitor {
     vec<V> lead = n >= 4 ? four(0) : start(0);
     for (; met + 4 <= n; met += 4) lead = Vectors::lead(lead, four(met));
     for (; met < n; ++met) lead = Vectors::lead(lead, start(met));
-    const vec<V> from = Vectors::settle(lead, base, n);
-    const auto term = [&](int64_t i) FASTOPS_INLINE_LAMBDA { return Vectors::term(second(i), from); };
+    const vec<V> from = Vectors::settle(lead, n);
+    const auto term = [&](int64_t i) FASTOPS_INLINE_LAMBDA { return Vectors::term(second(i), base, from); };
     int64_t i = n % 4 == 0 ? 4 : n % 4;
     vec<V> sum = term(0);
     for (int64_t j = 1; j < i; ++j) sum += term(j);
@@ -511,7 +532,7 @@ class Reduce final : public Visitor {
 
   // Rows of one column, one behind the other: short ones in fours, as in a strip.
   FASTOPS_HD Scalars column(const E* from, int64_t n) const {
-    if constexpr (kTwice<Scalars>) return column_twice(from, n);
+    if constexpr (kTwice<Scalars>) return column_twice(from, n, load_as<V>(from[0]));
     if (n >= ReducePolicy::kScalarLanes) return along(from, n);
 #if FASTOPS_VECTOR_EXTENSION
     if constexpr (kMirrors && Scalars::kExtra == Extra::none && std::is_same_v<E, V>) {
@@ -551,33 +572,40 @@ class Reduce final : public Visitor {
 #endif
 
   // The same for what is met twice: as many lanes as a vector has, the last of which may have nothing to say.
-  static FASTOPS_NOINLINE Scalars column_twice(const E* rows, int64_t n) {
-    const auto at = [&](int64_t i, V silent) FASTOPS_INLINE_LAMBDA {
+  static FASTOPS_NOINLINE Scalars column_twice(const E* rows, int64_t n, V base) {
+    const auto at = [&](int64_t i) FASTOPS_INLINE_LAMBDA {
       if (i + kWidth <= n) return load<V>(rows + i);
-      V lanes[kWidth];
-      for (int l = 0; l < kWidth; ++l) lanes[l] = i + l < n ? load_as<V>(rows[i + l]) : silent;
+      V lanes[kWidth];  // the first row again changes no maximum
+      for (int l = 0; l < kWidth; ++l) lanes[l] = load_as<V>(rows[i + l < n ? i + l : 0]);
       return unaligned<vec<V>>(lanes);
     };
-    const V base = load_as<V>(rows[0]);
-    vec<V> lead = Vectors::start(at(0, base), constant<vec<V>>(base));
-    for (int64_t i = kWidth; i < n; i += kWidth) lead = Vectors::lead(lead, Vectors::start(at(i, base), constant<vec<V>>(base)));
+    const auto heard = [&](vec<V> terms, int64_t i) FASTOPS_INLINE_LAMBDA {  // none of rows that there are not
+      for (int64_t l = std::min<int64_t>(n - i, kWidth); l < kWidth; ++l) replace(terms, int(l), V{});
+      return terms;
+    };
+    constexpr bool kIsSum = Scalars::kExtra == Extra::mean;  // what pass one joins
+    const vec<V> bases = constant<vec<V>>(base);
+    const auto start = [&](int64_t i) FASTOPS_INLINE_LAMBDA {
+      const vec<V> x = Vectors::start(at(i), bases);
+      return kIsSum ? heard(x, i) : x;
+    };
+    vec<V> lead = start(0);
+    for (int64_t i = kWidth; i < n; i += kWidth) lead = Vectors::lead(lead, start(i));
     V leads[kWidth];
     store(leads, lead);
     for (int half = kWidth / 2; half > 0; half /= 2) {
       for (int l = 0; l < half; ++l) leads[l] = Scalars::lead(leads[l], leads[l + half]);
     }
-    const V from = Scalars::settle(leads[0], base, n);
+    const V from = Scalars::settle(leads[0], n);
     vec<V> sum{};
-    const auto term = [&](int64_t i) FASTOPS_INLINE_LAMBDA {
-      return Vectors::term(at(i, Scalars::silent(from)), constant<vec<V>>(from));
-    };
+    const auto term = [&](int64_t i) FASTOPS_INLINE_LAMBDA { return Vectors::term(at(i), bases, constant<vec<V>>(from)); };
     int64_t i = 0;
     for (; i + 8 * kWidth <= n; i += 8 * kWidth) {  // short chains: small errors
       vec<V> pairs[4];
       for (int p = 0; p < 4; ++p) pairs[p] = term(i + 2 * p * kWidth) + term(i + (2 * p + 1) * kWidth);
       sum += (pairs[0] + pairs[1]) + (pairs[2] + pairs[3]);
     }
-    for (; i < n; i += kWidth) sum += term(i);
+    for (; i < n; i += kWidth) sum += heard(term(i), i);
     V sums[kWidth];
     store(sums, sum);
     for (int half = kWidth / 2; half > 0; half /= 2) {
@@ -676,6 +704,7 @@ class Reduce final : public Visitor {
         if (call_.mean) {
           V lanes[kWidth];
           store(lanes, joined[v].extra());
+          for (int64_t l = 0; l < count; ++l) lanes[l] += first_of(tile, span.begin, tile.first + first + l);
           std::memcpy(static_cast<V*>(call_.mean) + at, lanes, count * sizeof(V));
         }
       } else if constexpr (Vectors::kExtra != Extra::none) {
@@ -699,7 +728,7 @@ class Reduce final : public Visitor {
       put(at, &value, 1);
     }
     if constexpr (Scalars::kExtra == Extra::mean) {
-      if (call_.mean) static_cast<V*>(call_.mean)[at] = joined.extra();
+      if (call_.mean) static_cast<V*>(call_.mean)[at] = joined.extra() + first_of(tile, span.begin, column);
     } else if constexpr (Scalars::kExtra != Extra::none) {
       call_.extra[at] = number(joined.extra(), span);
     }
