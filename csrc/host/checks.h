@@ -11,6 +11,8 @@
 
 #ifdef __linux__
 #include <sys/mman.h>
+
+#include <cstdlib>
 #endif
 
 #ifdef FASTOPS_WITH_CUDA
@@ -167,12 +169,17 @@ inline Shape check_grouping(const char* op, const char* argument, const Tensor& 
 }
 
 // Fresh memory comes in pages of 4 KiB, and the first touch of each costs more than filling it. For a large result the
-// kernel is asked for pages of 2 MiB, as NumPy does for its arrays (from the same size on): a quarter of the time.
+// kernel is asked for pages of 2 MiB, as NumPy does for its arrays (from the same size on): a quarter of the time, unless
+// memory is so full or fragmented that the kernel has to make room. FASTOPS_HUGE_PAGES=0 leaves it alone.
 inline Tensor with_huge_pages([[maybe_unused]] const Tensor& tensor) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr size_t kFrom = size_t(1) << 22, kPage = size_t(1) << 21;
+  static const bool wanted = [] {
+    const char* value = std::getenv("FASTOPS_HUGE_PAGES");
+    return value == nullptr || std::strcmp(value, "0") != 0;
+  }();
   const size_t bytes = tensor.nbytes();
-  if (bytes >= kFrom) {
+  if (bytes >= kFrom && wanted) {
     const auto begin = (reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) + kPage - 1) / kPage * kPage;
     const auto end = (reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) + bytes) / kPage * kPage;
     if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // a wish: it may fail
