@@ -71,7 +71,7 @@ void visit_any(DType dtype, Visit&& visit) {
   }
 }
 
-// Calls visit(ReducerTypes<...>{}) for the call's reduction and dtype: the one list of what there is.
+// Calls visit(ReducerTypes<...>{}) for the reduction and dtype of a prepared call: the one list of what there is.
 template <class Visit>
 void visit_reducer(Reduction reduction, DType dtype, Visit&& visit) {
   // Integers add and multiply without a sign, where wrapping round is defined.
@@ -104,40 +104,31 @@ void visit_reducer(Reduction reduction, DType dtype, Visit&& visit) {
     case Reduction::amax:
       return visit_any(dtype, [&](auto t) {
         using T = typename decltype(t)::type;
-        visit(ReducerTypes<Extremum<true>::Value, T, compute_t<T>, T>{});
-      });
-    case Reduction::amin:
-      return visit_any(dtype, [&](auto t) {
-        using T = typename decltype(t)::type;
-        visit(ReducerTypes<Extremum<false>::Value, T, compute_t<T>, T>{});
+        visit(ReducerTypes<Extremum::Value, T, compute_t<T>, T>{});
       });
     case Reduction::max:
       return visit_any(dtype, [&](auto t) {
         using T = typename decltype(t)::type;
-        visit(ReducerTypes<Extremum<true>::WithRow, T, compute_t<T>, T>{});
-      });
-    case Reduction::min:
-      return visit_any(dtype, [&](auto t) {
-        using T = typename decltype(t)::type;
-        visit(ReducerTypes<Extremum<false>::WithRow, T, compute_t<T>, T>{});
+        visit(ReducerTypes<Extremum::WithRow, T, compute_t<T>, T>{});
       });
     case Reduction::amax_count:
       return visit_floating(dtype, [&](auto t) {
         using T = typename decltype(t)::type;
-        visit(ReducerTypes<Extremum<true>::WithCount, T, compute_t<T>, T>{});
-      });
-    case Reduction::amin_count:
-      return visit_floating(dtype, [&](auto t) {
-        using T = typename decltype(t)::type;
-        visit(ReducerTypes<Extremum<false>::WithCount, T, compute_t<T>, T>{});
+        visit(ReducerTypes<Extremum::WithCount, T, compute_t<T>, T>{});
       });
     case Reduction::any:
     case Reduction::all:
-      return visit_any(dtype, [&](auto t) {
+      return visit_integer(dtype, [&](auto t) {
         using T = typename decltype(t)::type;
-        if (reduction == Reduction::any) return visit(ReducerTypes<Truth<false>::Of, T, compute_t<T>, uint8_t>{});
-        visit(ReducerTypes<Truth<true>::Of, T, compute_t<T>, uint8_t>{});
+        if constexpr (!std::is_same_v<T, int8_t>) {
+          if (reduction == Reduction::any) return visit(ReducerTypes<Truth<false>::Of, T, compute_t<T>, uint8_t>{});
+          visit(ReducerTypes<Truth<true>::Of, T, compute_t<T>, uint8_t>{});
+        }
       });
+    case Reduction::amin:
+    case Reduction::min:
+    case Reduction::amin_count:
+      break;  // these, and any and all of other types, run as something else: see PreparedReduce
     case Reduction::logsumexp:
       return visit_floating(dtype, [&](auto t) {
         using T = typename decltype(t)::type;
@@ -200,17 +191,5 @@ struct PreparedReduce {
     }
   }
 };
-
-template <class Types>
-inline constexpr bool has_kernel = [] {
-  using V = typename Types::V;
-  using R = typename Types::template Reducer<V, int>;
-  constexpr bool smallest = std::is_same_v<R, typename Extremum<false>::template Value<V, int>> ||
-                            std::is_same_v<R, typename Extremum<false>::template WithRow<V, int>> ||
-                            std::is_same_v<R, typename Extremum<false>::template WithCount<V, int>>;
-  constexpr bool truth = std::is_same_v<R, typename Truth<true>::template Of<V, int>> ||
-                         std::is_same_v<R, typename Truth<false>::template Of<V, int>>;
-  return !smallest && !(truth && (is_floating<typename Types::T> || std::is_same_v<typename Types::T, int8_t>));
-}();
 
 }  // namespace fastops

@@ -44,7 +44,7 @@ struct GradientSum {
   static constexpr Extra kExtra = Extra::none;
   V total, top;
   FASTOPS_HD static GradientSum combine(const GradientSum& a, const GradientSum& b) {
-    return {a.total + b.total, beats<true>(b.top, a.top) ? b.top : a.top};
+    return {a.total + b.total, beats(b.top, a.top) ? b.top : a.top};
   }
   template <class S, class J, class Pick>
   FASTOPS_HD GradientSum<S, J> at(Pick pick, J) const {

@@ -34,7 +34,6 @@ TORCH_LIBRARY(fastops, m) {
   op("_segment_select_backward(Tensor grad, Tensor indices, Tensor offsets, Tensor? order, Tensor? index, SymInt num_rows, int dim) -> Tensor");
   op("_segment_extremum_backward(Tensor grad, Tensor data, Tensor values, Tensor counts, Tensor offsets, Tensor? order, Tensor? index, int dim) -> Tensor");
   op("_segment_prod_backward(Tensor grad, Tensor data, Tensor product, Tensor zeros, Tensor offsets, Tensor? order, Tensor? index, int dim) -> Tensor");
-
   op("_segment_logsumexp_backward(Tensor grad, Tensor data, Tensor result, Tensor offsets, Tensor? order, Tensor? index, int dim) -> Tensor");
   op("_segment_var_backward(Tensor grad, Tensor data, Tensor mean, Tensor offsets, Tensor? order, Tensor? index, int dim, float correction) -> Tensor");
 

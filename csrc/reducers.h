@@ -176,16 +176,16 @@ struct ProductParts {
   }
 };
 
-// Whether b goes before a: strictly, so that the earlier row wins a tie (and -0.0 ties with 0.0). NaN goes before
+// Whether b is greater than a: strictly, so that the earlier row wins a tie (and -0.0 ties with 0.0). NaN is greater than
 // all numbers, as in torch.
-template <bool largest, class V>
+template <class V>
 FASTOPS_HD auto beats(const V& b, const V& a) {
   if constexpr (std::is_floating_point_v<V>) {  // the same as below, in fewer steps
-    return !(largest ? a >= b : a <= b) & (a == a);
+    return !(a >= b) & (a == a);
   } else if constexpr (std::is_floating_point_v<scalar_of<V>>) {
-    return (largest ? b > a : b < a) | ((b != b) & (a == a));
+    return (b > a) | ((b != b) & (a == a));
   } else {
-    return largest ? b > a : b < a;
+    return b > a;
   }
 }
 
@@ -200,7 +200,7 @@ FASTOPS_HD V mirrored(V x, bool mirror) {
   }
 }
 
-template <bool largest>
+// The greatest; the least is found among mirrored elements.
 struct Extremum {
   template <class V, class I>
   struct Value {
@@ -209,7 +209,7 @@ struct Extremum {
     V best;
     FASTOPS_HD static Value of(V x, I) { return {x}; }
     FASTOPS_HD static Value combine(const Value& a, const Value& b) {
-      return {beats<largest>(b.best, a.best) ? b.best : a.best};
+      return {beats(b.best, a.best) ? b.best : a.best};
     }
     FASTOPS_HD V value(int64_t) const { return best; }
     template <class S, class J, class Pick>
@@ -226,12 +226,12 @@ struct Extremum {
     I row;
     FASTOPS_HD static WithRow of(V x, I row) { return {x, row}; }
     FASTOPS_HD static WithRow combine(const WithRow& a, const WithRow& b) {
-      const auto take = beats<largest>(b.best, a.best);
+      const auto take = beats(b.best, a.best);
       return {take ? b.best : a.best, take ? b.row : a.row};
     }
     FASTOPS_HD static WithRow merge(const WithRow& a, const WithRow& b) {
-      const auto ahead = beats<largest>(b.best, a.best);
-      const auto take = ahead | ((ahead == beats<largest>(a.best, b.best)) & (b.row < a.row));
+      const auto ahead = beats(b.best, a.best);
+      const auto take = ahead | ((ahead == beats(a.best, b.best)) & (b.row < a.row));
       return {take ? b.best : a.best, take ? b.row : a.row};
     }
     FASTOPS_HD V value(int64_t) const { return best; }
@@ -250,7 +250,7 @@ struct Extremum {
     I count;
     FASTOPS_HD static WithCount of(V x, I) { return {x, I{} + 1}; }
     FASTOPS_HD static WithCount combine(const WithCount& a, const WithCount& b) {
-      const auto take = beats<largest>(b.best, a.best);
+      const auto take = beats(b.best, a.best);
       const auto tie = (a.best == b.best) | ((a.best != a.best) & (b.best != b.best));
       const I count = take ? b.count : a.count;
       return {take ? b.best : a.best, tie ? a.count + b.count : count};
@@ -275,7 +275,7 @@ struct LogSumExp {
   V total;  // where top is infinite: how often it occurs
   FASTOPS_HD static LogSumExp of(V x, I) { return {x, constant<V>(1)}; }
   FASTOPS_HD static LogSumExp combine(const LogSumExp& a, const LogSumExp& b) {
-    const auto take = beats<true>(b.top, a.top);
+    const auto take = beats(b.top, a.top);
     const V top = take ? b.top : a.top, other = take ? a.top : b.top;
     const V scale = Math<V>::exp(other == top ? V{} : other - top);
     return {top, take ? b.total + a.total * scale : a.total + b.total * scale};
@@ -286,7 +286,7 @@ struct LogSumExp {
     return {S(pick(top)), S(pick(total))};
   }
   FASTOPS_HD static V start(V x, V) { return x; }
-  FASTOPS_HD static V lead(V a, V b) { return beats<true>(b, a) ? b : a; }
+  FASTOPS_HD static V lead(V a, V b) { return beats(b, a) ? b : a; }
   FASTOPS_HD static V settle(V joined, int64_t) { return joined; }
   FASTOPS_HD static V term(V x, V, V from) { return Math<V>::exp(x == from ? V{} : x - from); }
   FASTOPS_HD static LogSumExp part(V from, V sum, int64_t) { return {from, sum}; }

@@ -34,6 +34,16 @@ def cuda(request):
     return available(request.param)
 
 
+@pytest.fixture
+def make(device):
+    """Tensors on the device of the test."""
+
+    def tensor(values, dtype=None, **options):
+        return torch.tensor(values, dtype=dtype, device=device, **options)
+
+    return tensor
+
+
 def available(device: str) -> str:
     reason = why_no_cuda() if device == "cuda" else None
     if reason and os.environ.get("FASTOPS_REQUIRE_CUDA") == "1":

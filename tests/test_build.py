@@ -199,7 +199,7 @@ def test_a_torch_that_is_too_old_is_none(monkeypatch, tmp_path):
 
 def test_iss02_without_torch_pip_is_asked_and_others_are_told(monkeypatch, tmp_path):
     monkeypatch.setattr(_build, "find_torch", lambda: None)
-    monkeypatch.setenv("PIP_BUILD_TRACKER", "/tmp/tracker")
+    monkeypatch.setenv("PIP_BUILD_TRACKER", str(tmp_path / "tracker"))
     report = {"install": [{"metadata": {"name": "torch", "version": "2.14.1+cu130"}}]}
     pip = script(tmp_path / "python", f"echo '{json.dumps(report)}'")
     monkeypatch.setattr(sys, "executable", str(pip))

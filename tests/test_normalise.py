@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from helpers import close, gradient, same
 
 from fastops import (
     Segments,
@@ -20,30 +21,6 @@ from fastops import (
 )
 
 NAN, INF = float("nan"), float("inf")
-
-
-@pytest.fixture
-def make(device):
-    def tensor(values, dtype=None, **options):
-        return torch.tensor(values, dtype=dtype, device=device, **options)
-
-    return tensor
-
-
-def close(result, expected, rtol=2e-6, atol=0.0):
-    expected = torch.tensor(expected, dtype=result.dtype)
-    torch.testing.assert_close(result.detach().cpu(), expected, rtol=rtol, atol=atol, equal_nan=True)
-
-
-def same(result, expected):
-    close(result, expected, rtol=0)
-
-
-def gradient(function, data, offsets, weights=None, **options):
-    leaf = data.detach().clone().requires_grad_()
-    result = function(leaf, offsets, **options)
-    result.backward(torch.ones_like(result) if weights is None else weights)
-    return leaf.grad
 
 
 # ---- public cases ----

@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+from helpers import first as floating
 
 from fastops import Segments, testing
 from fastops.registry import ALL_DTYPES, FLOATING, OPS
@@ -50,11 +51,6 @@ def all_bits(results):
 def assert_same_bits(one, other):
     for a, b in zip(all_bits(one), all_bits(other)):
         assert torch.equal(a, b)
-
-
-def floating(results):
-    """The result that gradients belong to."""
-    return results[0] if isinstance(results, tuple) else results
 
 
 def call(op, sample):

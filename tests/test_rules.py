@@ -5,6 +5,7 @@ Each test is named after what it decides. Nothing here is computed by the refere
 
 import pytest
 import torch
+from helpers import gradient, same
 
 import fastops
 from fastops import (
@@ -24,27 +25,6 @@ from fastops import (
 )
 
 NAN, INF = float("nan"), float("inf")
-
-
-@pytest.fixture
-def make(device):
-    def tensor(values, dtype=None, **options):
-        return torch.tensor(values, dtype=dtype, device=device, **options)
-
-    return tensor
-
-
-def same(result, expected):
-    expected = torch.tensor(expected, dtype=result.dtype)
-    torch.testing.assert_close(result.detach().cpu(), expected, rtol=0, atol=0, equal_nan=True)
-
-
-def gradient(function, data, offsets, weights=None):
-    data = data.clone().requires_grad_()
-    result = function(data, offsets)
-    result = result[0] if isinstance(result, tuple) else result
-    result.backward(torch.ones_like(result) if weights is None else weights)
-    return data.grad
 
 
 def test_canonical_example(make):

@@ -70,8 +70,7 @@ class MapRows final : public Visitor {
       if (inner == 1) {
         const M map(call_.arrays, values, span.length);
         if constexpr (std::is_same_v<M, LogSumExpMap<T>>) {
-          std::vector<M> same(kColumnsAtOnce, map);
-          for (int64_t r = 0; r < rows; r += kColumnsAtOnce) powers(data + r, out + r, same.data(), std::min(kColumnsAtOnce, rows - r));
+          for (int64_t r = 0; r < rows; r += kColumnsAtOnce) powers(data + r, out + r, &map, 0, std::min(kColumnsAtOnce, rows - r));
           return;
         }
         for (int64_t r = 0; r < rows; ++r) out[r] = map(data[r], first + r);
@@ -105,14 +104,14 @@ class MapRows final : public Visitor {
  private:
   static constexpr int64_t kColumnsAtOnce = 64;
 
-  // exp by vectors, of kColumnsAtOnce elements or fewer.
-  static void powers(const T* data, T* out, const M* maps, int64_t width) {
+  // exp by vectors, of kColumnsAtOnce elements or fewer; the maps of neighbours are `step` apart.
+  static void powers(const T* data, T* out, const M* maps, int64_t step, int64_t width) {
     using V = compute_t<T>;
-    V x[kColumnsAtOnce], grad[kColumnsAtOnce];
-    for (int64_t i = 0; i < width; ++i) x[i] = load_as<V>(data[i]) - maps[i].result, grad[i] = maps[i].grad;
+    V x[kColumnsAtOnce];
+    for (int64_t i = 0; i < width; ++i) x[i] = load_as<V>(data[i]) - maps[i * step].result;
     for (int64_t i = width; i < ceil_div(width, kLanes<V>) * kLanes<V>; ++i) x[i] = 0;
     for (int64_t i = 0; i < width; i += kLanes<V>) store(x + i, Math<vec<V>>::exp(unaligned<vec<V>>(x + i)));
-    for (int64_t i = 0; i < width; ++i) out[i] = store_as<T>(grad[i] * x[i]);
+    for (int64_t i = 0; i < width; ++i) out[i] = store_as<T>(maps[i * step].grad * x[i]);
   }
 
   void columns(const T* data, T* out, int64_t values, int64_t width, int64_t rows, int64_t first, int64_t length) {
@@ -121,7 +120,7 @@ class MapRows final : public Visitor {
     for (int64_t column = 0; column < width; ++column) new (maps + column) M(call_.arrays, values + column, length);
     for (int64_t r = 0; r < rows; ++r, data += call_.inner, out += call_.inner) {
       if constexpr (std::is_same_v<M, LogSumExpMap<T>>) {
-        powers(data, out, maps, width);
+        powers(data, out, maps, 1, width);
         continue;
       }
       for (int64_t column = 0; column < width; ++column) out[column] = maps[column](data[column], first + r);

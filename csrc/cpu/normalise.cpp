@@ -25,8 +25,8 @@ struct NormalisePolicy {
   static constexpr int64_t kChunkBytes = 1 << 16;  // guess: of a tile, so that it stays in the second-level cache
   static constexpr int64_t kLeastRows = 256;       // guess: partial results are at most 1/128 of the data
   static constexpr int64_t kMostRows = 2048;
-  static constexpr int64_t kShortRows = 16;          // guess: of one column, where a vector would be half empty
-  static constexpr int64_t kTaskBytes = 1 << 15;     // guess: below this a second thread costs more than it saves
+  static constexpr int64_t kShortRows = 16;      // guess: of one column, where a vector would be half empty
+  static constexpr int64_t kTaskBytes = 1 << 15;  // guess: below this a second thread costs more than it saves
 };
 
 template <Normalise kind, class T>
@@ -192,14 +192,8 @@ class NormaliseRows final : public Visitor {
 
   void join(const Tile& tile, const Span& span) override {
     if (!measures_) return;
-    const int64_t chunks = ceil_div(span.length, cut_.chunk_rows), width = tile.last - tile.first;
-    for (int64_t step = 1; step < chunks; step *= 2) {
-      for (int64_t c = 0; c + step < chunks; c += 2 * step) {
-        Partial* a = partial(tile, span, c * cut_.chunk_rows);
-        const Partial* b = partial(tile, span, (c + step) * cut_.chunk_rows);
-        for (int64_t i = 0; i < width; ++i) a[i] = Partial::combine(a[i], b[i]);
-      }
-    }
+    join_in_pairs<Partial>(ceil_div(span.length, cut_.chunk_rows), 0, tile.last - tile.first,
+                           [&](int64_t c) { return partial(tile, span, c * cut_.chunk_rows); });
   }
 
  private:
@@ -305,7 +299,7 @@ class NormaliseRows final : public Visitor {
     }
   }
 
-  static V greater(V a, V b) { return beats<true>(b, a) ? b : a; }
+  static V greater(V a, V b) { return beats(b, a) ? b : a; }
 
   // Joins the lanes of a packed vector that belong to the same column, in all of them.
   template <class Op>

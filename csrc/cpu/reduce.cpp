@@ -92,9 +92,9 @@ class Reduce final : public Visitor {
 
   // An element is seen as it is, mirrored, or without the sign of a zero (dispatch.h).
   static constexpr bool kMirrors =
-      std::is_same_v<Scalars, typename Extremum<true>::template Value<V, int64_t>> ||
-      std::is_same_v<Scalars, typename Extremum<true>::template WithRow<V, int64_t>> ||
-      std::is_same_v<Scalars, typename Extremum<true>::template WithCount<V, int64_t>>;
+      std::is_same_v<Scalars, Extremum::Value<V, int64_t>> ||
+      std::is_same_v<Scalars, Extremum::WithRow<V, int64_t>> ||
+      std::is_same_v<Scalars, Extremum::WithCount<V, int64_t>>;
   static constexpr bool kMasks = std::is_same_v<Value, int64_t> && Scalars::kExtra == Extra::none && !std::is_same_v<V, uint64_t> && !kMirrors;
 
   const ReduceCall& call_;
@@ -264,22 +264,27 @@ class Reduce final : public Visitor {
     }
   }
 
-  // In pairs, then pairs of pairs.
   void join(const Tile& tile, const Span& span) override {
     const int64_t chunks = ceil_div(span.length, cut_.chunk_rows);
     const auto of_chunk = [&](int64_t c) { return partial(tile, {span.segment, span.begin, c * cut_.chunk_rows, span.length}); };
-    for (int64_t step = 1; step < chunks; step *= 2) {
-      for (int64_t c = 0; c + step < chunks; c += 2 * step) {
-        Scalars *a = of_chunk(c), *b = of_chunk(c + step);
-        for (int64_t i = tile.first; i < tile.last; ++i) a[i] = Scalars::combine(a[i], b[i]);
-      }
-    }
+    join_in_pairs<Scalars>(chunks, tile.first, tile.last, of_chunk);
     const Scalars* joined = of_chunk(0);
     for (int64_t i = tile.first; i < tile.last; ++i) finish(tile, span, i, joined[i]);
   }
 
  private:
-  // An element of the first row of a segment.
+  // The columns of a tile in the first row of a segment, to be read in whole vectors.
+  struct FirstRow {
+    V columns[kHasBase ? (ReducePolicy::kTileVectors + 1) * kWidth : 1];
+    const V* load(const Reduce& reduce, const Tile& tile, int64_t begin) {
+      const int64_t width = tile.last - tile.first;
+      reduce.stage_(reduce.segments_, reduce.data(tile), reduce.call_.inner, begin, 1, tile.first, width, columns);
+      std::fill(columns + width, columns + width + kWidth, V{});
+      return columns;
+    }
+  };
+
+  // An element of it.
   V first_of(const Tile& tile, int64_t begin, int64_t column) const {
     E x;
     stage_(segments_, data(tile), call_.inner, begin, 1, column, 1, &x);
@@ -353,13 +358,10 @@ class Reduce final : public Visitor {
     const int64_t readable = call_.outer * segments_.num_rows * inner - (tile.outer * segments_.num_rows + position + n) * inner;
     const bool direct = in_place_ && (width >= kWidth || (readable >= kWidth && !segments_.order));
     const E *at[ReducePolicy::kBlockRows], *ahead[ReducePolicy::kBlockRows];
-    [[maybe_unused]] V first_row[kHasBase ? (ReducePolicy::kTileVectors + 1) * kWidth : 1] = {};
+    [[maybe_unused]] FirstRow first_row;
     const V* base = nullptr;  // the first row of the segment, where that is not the first of the block
     if constexpr (kHasBase) {
-      if (n > ReducePolicy::kBlockRows || position != begin) {
-        stage_(segments_, data(tile), inner, begin, 1, tile.first, width, first_row);
-        base = first_row;
-      }
+      if (n > ReducePolicy::kBlockRows || position != begin) base = first_row.load(*this, tile, begin);
     }
     for (int64_t r = 0; r < n; r += ReducePolicy::kBlockRows) {
       const int64_t rows = std::min(n - r, ReducePolicy::kBlockRows);
@@ -675,6 +677,10 @@ class Reduce final : public Visitor {
     if (is_undefined(span.length)) return fill(tile, span.segment);
     const int64_t base = (tile.outer * segments_.num_segments + span.segment) * call_.inner + tile.first;
     const int64_t count = std::min<int64_t>(width, kWidth);
+    [[maybe_unused]] FirstRow first_row;
+    if constexpr (kHasBase) {
+      if (call_.mean) first_row.load(*this, tile, span.begin);
+    }
     for (int64_t v = 0; v * kWidth < width; ++v) {
       const int64_t first = column_of(v, width), at = base + first;
       if (call_.out) {
@@ -703,8 +709,7 @@ class Reduce final : public Visitor {
       if constexpr (Vectors::kExtra == Extra::mean) {
         if (call_.mean) {
           V lanes[kWidth];
-          store(lanes, joined[v].extra());
-          for (int64_t l = 0; l < count; ++l) lanes[l] += first_of(tile, span.begin, tile.first + first + l);
+          store(lanes, joined[v].extra() + load<V>(first_row.columns + first));
           std::memcpy(static_cast<V*>(call_.mean) + at, lanes, count * sizeof(V));
         }
       } else if constexpr (Vectors::kExtra != Extra::none) {
@@ -791,7 +796,7 @@ void reduce_part(const ReduceCall& call, const Pool& pool) {
   const PreparedReduce prepared(call);
   visit_reducer(prepared.call.reduction, prepared.call.dtype, [&](auto types) {
     using Types = decltype(types);
-    if constexpr (has_kernel<Types> && part_of<Types>() == part) reduce_as(prepared, pool, types);
+    if constexpr (part_of<Types>() == part) reduce_as(prepared, pool, types);
   });
 }
 

@@ -32,6 +32,17 @@ class Visitor {
   static constexpr int64_t kBatchRows = 4096;  // guess: a call is then nothing beside its work
 };
 
+// Joins the columns [first, last) of what is known of each chunk, in pairs and then pairs of pairs, into that of chunk 0.
+template <class Partial, class OfChunk>
+void join_in_pairs(int64_t chunks, int64_t first, int64_t last, OfChunk&& of_chunk) {
+  for (int64_t step = 1; step < chunks; step *= 2) {
+    for (int64_t c = 0; c + step < chunks; c += 2 * step) {
+      Partial *a = of_chunk(c), *b = of_chunk(c + step);
+      for (int64_t i = first; i < last; ++i) a[i] = Partial::combine(a[i], b[i]);
+    }
+  }
+}
+
 // How the work is cut.
 struct Cutting {
   int64_t outer, inner;      // slices and columns

@@ -483,16 +483,8 @@ __global__ void __launch_bounds__(NormalisePolicy::kThreads,
 
       const int whole_begin = work.edges.whole_begin, whole_end = work.edges.whole_end;
       const auto is_whole = [&](int i) { return i >= whole_begin && i < whole_end; };
-      const auto start_of = [&](int i) {
-        if (behind > 0 && args.stack.outer > 1 && i > 0) {  // positions of no segment may lie before it
-          const int64_t slice = (first_segment + i) / call.segments.num_segments;
-          if (first_segment + i == slice * call.segments.num_segments) {
-            const int64_t begin = slice * call.segments.num_positions + call.segments.begin(0) - first_position;
-            return int(max(int64_t(0), min(begin, int64_t(rows))));
-          }
-        }
-        return int(starts[i]);
-      };
+      const bool gaps = behind > 0 && args.stack.outer > 1;  // positions of no segment, between slices
+      const auto start_of = [&](int i) { return args.stack.start_in_tile(work.edges, starts, i, gaps); };
       const auto rows_of = [&](int start, int n, int in_tile, int lane, int team, unsigned mask) {
         const int at = pieces.shift + start * stride + in_tile;
         return ColumnRows<kind, V>{x + at, g + at, stride, n, lane, team, mask};
@@ -549,18 +541,9 @@ __global__ void __launch_bounds__(NormalisePolicy::kThreads,
 #pragma unroll 1
         for (int w = threadIdx.x; w < windows; w += kThreads) {
           const int end = ((w + 1) << log2_chunk) - before;
-          int low = 0, high = count - 1;  // the segment that has row `end` - 1, or the last one
-#pragma unroll 1
-          while (low < high) {
-            const int middle = unsigned(low + high) / 2;
-            if (starts[middle + 1] >= end) {
-              high = middle;
-            } else {
-              low = middle + 1;
-            }
-          }
-          const bool is_long = !is_whole(low) || starts[low + 1] - starts[low] > chunk;
-          args.covering[(first_position >> log2_chunk) + w] = is_long ? first_segment + low : -1;
+          const int i = segment_with_row(starts, count, end);
+          const bool is_long = !is_whole(i) || starts[i + 1] - start_of(i) > chunk;
+          args.covering[(first_position >> log2_chunk) + w] = is_long ? first_segment + i : -1;
         }
       }
       __syncthreads();
@@ -644,13 +627,7 @@ struct LongSegment {
 // The long segment that stands at the end of a window, if there is one. What is read may be left from before where
 // offsets do not ascend, so it is not believed.
 __device__ __forceinline__ bool find_long(const NormaliseArgs& args, int64_t window, LongSegment& found) {
-  const StackedSegments& stack = args.stack;
-  const int64_t segment = args.covering[window];
-  if (segment < 0 || segment >= stack.num_segments()) return false;
-  const int64_t slice = stack.slice_of(segment, stack.one.num_segments);
-  const int64_t s = segment - slice * stack.one.num_segments, begin = stack.one.begin(s);
-  found = {slice * stack.one.num_positions + begin, stack.one.end(s, begin) - begin};
-  return found.length > args.shape.chunk;
+  return args.stack.find_segment(args.covering[window], found.begin, found.length) && found.length > args.shape.chunk;
 }
 
 // The State of a chunk of a long segment; of its first chunk, once it is joined, that of all.

@@ -139,7 +139,7 @@ struct Reducers {
   static constexpr bool is = std::is_same_v<typename Types::template Reducer<V, int>, R<V, int>>;
   static constexpr bool kIsMean = is<Mean>;
   static constexpr bool kIsLargest =
-      is<Extremum<true>::Value> || is<Extremum<true>::WithRow> || is<Extremum<true>::WithCount>;
+      is<Extremum::Value> || is<Extremum::WithRow> || is<Extremum::WithCount>;
   static constexpr bool kIsTruth = is<Truth<true>::Of> || is<Truth<false>::Of>;
 
   using Joined = typename Types::template Reducer<V, int>;
@@ -579,18 +579,9 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
     for (int i = threadIdx.x; i < count; i += kThreads) {
       starts[i + 1] = uint16_t(max(int64_t(0), min(args.stack.end(first_segment + i) - first_position, int64_t(rows))));
     }
-    // The first row of a segment. Between slices there may be rows of no segment, if an index was never checked.
+    // Between slices there may be rows of no segment, if an index was never checked.
     const bool gaps = segments.order && args.stack.outer > 1;
-    const auto start_of = [&](int i) {
-      if (gaps && i > 0) {
-        const int64_t slice = (first_segment + i) / segments.num_segments;
-        if (first_segment + i == slice * segments.num_segments) {
-          const int64_t begin = slice * segments.num_positions + segments.begin(0) - first_position;
-          return int(max(int64_t(0), min(begin, int64_t(rows))));
-        }
-      }
-      return int(starts[i]);
-    };
+    const auto start_of = [&](int i) { return args.stack.start_in_tile(work.edges, starts, i, gaps); };
     const auto place_of = [&](unsigned byte) { return tile + byte + byte / Tile::kLine * gap; };
     const unsigned repeated = Tile::repeated(row_bytes);
     const auto stage_element = [&](unsigned byte, T x) {
@@ -699,18 +690,9 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
 #pragma unroll 1
     for (int w = threadIdx.x; w < work.windows; w += kThreads) {
       const int end = ((w + 1) << log2_chunk) - int(first_position & (chunk - 1));
-      int low = 0, high = count - 1;  // the segment that has row `end` - 1, or the last one
-#pragma unroll 1
-      while (low < high) {
-        const int middle = unsigned(low + high) / 2;
-        if (starts[middle + 1] >= end) {
-          high = middle;
-        } else {
-          low = middle + 1;
-        }
-      }
-      const bool is_long = low < whole_begin || low >= whole_end || starts[low + 1] - start_of(low) > chunk;
-      args.covering[(first_position >> log2_chunk) + w] = is_long ? first_segment + low : -1;
+      const int i = segment_with_row(starts, count, end);
+      const bool is_long = i < whole_begin || i >= whole_end || starts[i + 1] - start_of(i) > chunk;
+      args.covering[(first_position >> log2_chunk) + w] = is_long ? first_segment + i : -1;
     }
     __syncthreads();
 
@@ -811,14 +793,10 @@ struct LongSegment {
 // The long segment that stands at the end of a window, if there is one. What is read may be left from before where
 // offsets do not ascend, so it is not believed.
 __device__ __forceinline__ bool find_long(const CombineArgs& args, int64_t window, LongSegment& found) {
-  const StackedSegments& stack = args.reduce.stack;
-  const int64_t segment = args.reduce.covering[window];
-  if (segment < 0 || segment >= stack.num_segments()) return false;
-  const int64_t slice = stack.slice_of(segment, stack.one.num_segments);
-  const int64_t s = segment - slice * stack.one.num_segments, begin = stack.one.begin(s);
-  const int64_t length = stack.one.end(s, begin) - begin;
-  found = {segment, slice * stack.one.num_positions + begin, length, ceil_div(length, int64_t(args.reduce.chunk))};
-  return length > args.reduce.chunk;
+  found.segment = args.reduce.covering[window];
+  if (!args.reduce.stack.find_segment(found.segment, found.begin, found.length)) return false;
+  found.chunks = ceil_div(found.length, int64_t(args.reduce.chunk));
+  return found.length > args.reduce.chunk;
 }
 
 // The partial result of a chunk. Its rows are counted from the first row of the chunk.
@@ -1138,14 +1116,8 @@ struct Prepared : PreparedReduce {
 
   template <class Visit>
   void visit(Visit&& visit) const {
-    visit_reducer(call.reduction, call.dtype, [&](auto types) {
-      using Types = decltype(types);
-      if constexpr (has_kernel<Types>) {
-        visit(Reduce<Types>(call, mirror, truth_mask));
-      } else {
-        unsupported();
-      }
-    });
+    visit_reducer(call.reduction, call.dtype,
+                  [&](auto types) { visit(Reduce<decltype(types)>(call, mirror, truth_mask)); });
   }
 };
 

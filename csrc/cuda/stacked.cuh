@@ -153,7 +153,46 @@ struct StackedSegments {
     edges = {segment, position, at.first, count, rows, at.first > 0 && count > 0, count - goes_on};
     return true;
   }
+
+  // The first row of segment i of a tile, whose segments end where starts[1], starts[2], ... say. `gaps`: before the first
+  // segment of a slice there may be rows of no segment.
+  __device__ __forceinline__ int start_in_tile(const TileEdges& edges, const uint16_t* starts, int i, bool gaps) const {
+    if (gaps && i > 0) {
+      const int64_t stacked = edges.segment + i, slice = stacked / one.num_segments;
+      if (stacked == slice * one.num_segments) {
+        const int64_t begin = slice * one.num_positions + one.begin(0) - edges.position;
+        return int(max(int64_t(0), min(begin, int64_t(edges.rows))));
+      }
+    }
+    return starts[i];
+  }
+
+  // Where a segment of the stack begins and how many rows it has; false if there is no such segment.
+  __device__ __forceinline__ bool find_segment(int64_t stacked, int64_t& begin, int64_t& length) const {
+    if (stacked < 0 || stacked >= num_segments()) return false;
+    const int64_t slice = slice_of(stacked, one.num_segments), s = stacked - slice * one.num_segments, in_slice = one.begin(s);
+    begin = slice * one.num_positions + in_slice;
+    length = one.end(s, in_slice) - in_slice;
+    return true;
+  }
 #endif
 };
+
+#ifdef __CUDACC__
+// The segment of a tile that has row `end` - 1, or the last one.
+__device__ __forceinline__ int segment_with_row(const uint16_t* starts, int count, int end) {
+  int low = 0, high = count - 1;
+#pragma unroll 1
+  while (low < high) {
+    const int middle = unsigned(low + high) / 2;
+    if (starts[middle + 1] >= end) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+#endif
 
 }  // namespace fastops::cuda

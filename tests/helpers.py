@@ -1,0 +1,27 @@
+"""What several test modules say."""
+
+import torch
+
+
+def first(results):
+    """The result that gradients belong to."""
+    return results[0] if isinstance(results, tuple) else results
+
+
+def close(result, expected, rtol=2e-6, atol=0.0):
+    """Equal to numbers that are written out, NaN to NaN."""
+    expected = torch.as_tensor(expected, dtype=result.dtype)
+    torch.testing.assert_close(result.detach().cpu(), expected, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def same(result, expected):
+    close(result, expected, rtol=0)
+
+
+def gradient(function, data, segments, weights=None, **options):
+    """That of the sum of the results, or of their products with the weights."""
+    leaf = data.detach().clone().requires_grad_()
+    result = first(function(leaf, segments, **options))
+    result.backward(torch.ones_like(result) if weights is None else weights)
+    assert leaf.grad.shape == data.shape
+    return leaf.grad
