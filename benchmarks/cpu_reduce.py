@@ -361,6 +361,30 @@ def softmax_variants(scale: Scale) -> Iterator[dict]:
     yield against({"D": heads}, "bfloat16", lambda: run(short, even), "float32", lambda: run(data, even), scale)
 
 
+def weighted(scale: Scale) -> Iterator[dict]:
+    """Attention pooling: [N, heads, features] in segments of 50 rows, each head with a weight, beside the product and then
+    index_add, and beside our own sum of the product."""
+    rows = scale.rows * 2 // 5
+    segments = uneven(rows, 50)
+    for heads, features in ((8, 8), (1, 64), (64, 1), (4, 32)):
+        data = make_rows(rows, heads * features).reshape(rows, heads, features).requires_grad_()
+        weight = testing.make_data((rows, heads), torch.float32, seed=1).requires_grad_()
+        grad = testing.make_data((segments.num_segments, heads, features), torch.float32, seed=2)
+        ways = {
+            "fastops": lambda: fastops.segment_sum(data, segments, weight=weight),
+            "index_add": lambda: grad.new_zeros(grad.shape).index_add(0, segments.index, data * weight.unsqueeze(-1)),
+            "sum of product": lambda: fastops.segment_sum(data * weight.unsqueeze(-1), segments),
+        }
+        for direction in ("forward", "and backward"):
+            facts = {"heads": heads, "features": features, "direction": direction}
+            if direction == "forward":
+                others = dict(ways)
+                with torch.no_grad():
+                    yield beside(facts, "segment_sum", others.pop("fastops"), others, scale)
+                continue
+            others = {name: lambda way=way: torch.autograd.grad(way(), (data, weight), grad)[1] for name, way in ways.items()}
+            yield beside(facts, "segment_sum", others.pop("fastops"), others, scale)
+
 def moments(scale: Scale) -> Iterator[dict]:
     """logsumexp and var beside amax. At best: within 1.6 at D of 16 and more. And one segment with 95 % of the rows beside even
     ones: within 1.5."""
@@ -431,6 +455,7 @@ SECTIONS: dict[str, Callable[[Scale], Iterator[dict]]] = {
     "backward": backward,
     "softmax": softmax,
     "softmax_variants": softmax_variants,
+    "weighted": weighted,
     "moments": moments,
     "tiny": tiny,
 }

@@ -101,6 +101,21 @@ def normalisation_backward(name: str) -> Callable:
     return prepare
 
 
+def weighted(data: Tensor, values: Tensor, offsets: Tensor):
+    weight = data[:, 0].float().contiguous()
+    return (data, weight, offsets), lambda: OPS._segment_weighted_sum(data, weight, offsets, None, None, 0, False, 0)
+
+
+def weighted_broadcast(data: Tensor, values: Tensor, offsets: Tensor):
+    weight, values = data[:, 0].float().contiguous(), values.float()
+    return (values, weight, offsets), lambda: OPS._segment_weighted_broadcast(values, weight, offsets, None, None, 0, data.dtype)
+
+
+def dot(data: Tensor, values: Tensor, offsets: Tensor):
+    values = values.float()
+    return (values, data, offsets), lambda: OPS._segment_dot(values, data, offsets, None, None, 0, 1)
+
+
 NORMALISATIONS: dict[str, Callable] = {
     "softmax": reduction("segment_softmax"),
     "log_softmax": reduction("segment_log_softmax"),
@@ -117,13 +132,16 @@ OPERATIONS: dict[str, Callable] = {
     ),
     "broadcast": broadcast,  # the backward of sum
     "mean_backward": mean_backward,
+    "weighted_sum": weighted,
+    "weighted_broadcast": weighted_broadcast,  # its backward, to the data
+    "dot": dot,  # and to the weights
     "select_backward": select_backward,  # of max
     "extremum_backward": extremum_backward,  # of amax
     **NORMALISATIONS,
 }
 
 TABLES = tuple((name, torch.float32) for name in OPERATIONS) + tuple(
-    (name, dtype) for dtype in (torch.float16, torch.bfloat16) for name in ("sum", "max", "broadcast", "softmax")
+    (name, dtype) for dtype in (torch.float16, torch.bfloat16) for name in ("sum", "max", "broadcast", "softmax", "weighted_sum")
 )
 
 

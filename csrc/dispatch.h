@@ -15,7 +15,7 @@ struct Type {
   using type = T;
 };
 
-// A reducer and the types it runs with: elements of data, what it computes in, elements of the result.
+// A reducer and the types it runs with: elements as it meets them, what it computes in, elements of the result.
 template <template <class, class> class R, class T_, class V_, class Out_>
 struct ReducerTypes {
   template <class V, class I>
@@ -23,6 +23,20 @@ struct ReducerTypes {
   using T = T_;
   using V = V_;
   using Out = Out_;
+  using Source = T_;  // elements of data
+  static constexpr bool kWeighted = false;
+};
+
+// A sum of elements that are multiplied by weights before it meets them.
+template <class Source_>
+struct WeightedSumTypes {
+  template <class V, class I>
+  using Reducer = Sum<V, I>;
+  using V = std::conditional_t<is_floating<Source_>, compute_t<Source_>, uint64_t>;
+  using T = V;
+  using Out = Source_;
+  using Source = Source_;
+  static constexpr bool kWeighted = true;
 };
 
 // Inlined wherever it is called, since copies for several instruction sets must not be merged.

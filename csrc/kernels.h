@@ -30,16 +30,29 @@ struct ReduceCall {
   void* mean;                  // moments: [outer, S, inner] of the type that is computed in; 0 without rows
   double correction;           // moments: the rows that count in the divisor are so many fewer
   bool root;                   // moments: the standard deviation, not the variance
+  RowWeights weights;          // sum of floats or int64: rows are multiplied by them first
   SegmentsView segments;
   int64_t outer, inner;
 };
 
 struct RowMapCall {
   RowMap map;
-  DType dtype;        // of data and out, and of values but for the variance
+  DType dtype;        // of data and out, and of values but for the variance and what has weights
   const void* data;   // [outer, N, inner], for maps that read it
   void* out;          // [outer, N, inner]; rows that belong to no segment get 0
   RowMapArrays arrays;
+  SegmentsView segments;
+  int64_t outer, inner;
+};
+
+// What a weighted sum hands back to the weights: of each row and head, the sum over its columns (and the slices) of
+// the segment's value times the element of data.
+struct DotCall {
+  DType dtype;             // of data
+  const void* values;      // [outer, S, inner] of the type that is computed in
+  const void* data;        // [outer, N, inner]
+  void* out;               // [N, heads] of that type; rows that belong to no segment get 0
+  int64_t heads, per_head; // heads * per_head = inner
   SegmentsView segments;
   int64_t outer, inner;
 };
@@ -83,6 +96,7 @@ struct Pool {
   void reduce_part_1(const ReduceCall&, const Pool&); \
   void reduce_part_2(const ReduceCall&, const Pool&); \
   void map_rows(const RowMapCall&, const Pool&);      \
+  void dot_rows(const DotCall&, const Pool&);         \
   void normalise(const NormaliseCall&, const Pool&);  \
   void group(const GroupCall&, const Pool&);          \
   }
@@ -103,6 +117,7 @@ size_t reduce_workspace(const ReduceCall&);
 void reduce(const ReduceCall&, void* workspace, CUstream_st* stream);
 
 void map_rows(const RowMapCall&, CUstream_st* stream);
+void dot_rows(const DotCall&, CUstream_st* stream);
 
 size_t normalise_workspace(const NormaliseCall&);
 void normalise(const NormaliseCall&, void* workspace, CUstream_st* stream);

@@ -37,6 +37,11 @@ TORCH_LIBRARY(fastops, m) {
   op("_segment_logsumexp_backward(Tensor grad, Tensor data, Tensor result, Tensor offsets, Tensor? order, Tensor? index, int dim) -> Tensor");
   op("_segment_var_backward(Tensor grad, Tensor data, Tensor mean, Tensor offsets, Tensor? order, Tensor? index, int dim, float correction) -> Tensor");
 
+  // weighted.cpp
+  op("_segment_weighted_sum(Tensor data, Tensor weight, Tensor offsets, Tensor? order, Tensor? index, int dim, bool wide, Scalar fill_value) -> Tensor");
+  op("_segment_weighted_broadcast(Tensor values, Tensor weight, Tensor offsets, Tensor? order, Tensor? index, int dim, ScalarType dtype) -> Tensor");
+  op("_segment_dot(Tensor values, Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim, int weight_dim) -> Tensor");
+
   // normalise.cpp
   op("segment_softmax(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0) -> Tensor");
   op("segment_log_softmax(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0) -> Tensor");

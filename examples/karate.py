@@ -49,7 +49,7 @@ class GraphAttention(nn.Module):
         sending, receiving = (hidden * self.sending).sum(-1), (hidden * self.receiving).sum(-1)  # [V, heads]
         scores = F.leaky_relu(sending[senders] + receiving[edges.index], 0.2)  # [E, heads]
         weights = segment_softmax(scores, edges)
-        return segment_sum(weights.unsqueeze(-1) * hidden[senders], edges).flatten(1)
+        return segment_sum(hidden[senders], edges, weight=weights).flatten(1)
 
 
 class Network(nn.Module):

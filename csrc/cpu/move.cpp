@@ -68,7 +68,7 @@ class MapRows final : public Visitor {
     if constexpr (M::kReadsData) {
       const T* data = static_cast<const T*>(call_.data) + at;
       if (inner == 1) {
-        const M map(call_.arrays, values, span.length);
+        const M map(call_.arrays, values, 0, span.length);
         if constexpr (std::is_same_v<M, LogSumExpMap<T>>) {
           for (int64_t r = 0; r < rows; r += kColumnsAtOnce) powers(data + r, out + r, &map, 0, std::min(kColumnsAtOnce, rows - r));
           return;
@@ -77,23 +77,26 @@ class MapRows final : public Visitor {
         return;
       }
       for (int64_t column = 0; column < width; column += kColumnsAtOnce) {
-        columns(data + column, out + column, values + column, std::min(kColumnsAtOnce, width - column), rows, first, span.length);
+        columns(data + column, out + column, values + column, tile.first + column, std::min(kColumnsAtOnce, width - column), rows, first,
+                span.length);
       }
     } else if constexpr (std::is_same_v<M, SelectMap<T>>) {  // few rows are selected: the others are zeros
       for (int64_t r = 0; r < rows; ++r) std::memset(out + r * inner, 0, width * sizeof(T));
       for (int64_t column = 0; column < width; ++column) {
-        const M map(call_.arrays, values + column, span.length);
+        const M map(call_.arrays, values + column, tile.first + column, span.length);
         const int64_t r = map.selected - first;
         if (r >= 0 && r < rows) out[r * inner + column] = map({}, map.selected);
       }
+    } else if constexpr (std::is_same_v<M, WeightedMap<T>>) {
+      weigh(out, values, tile.first, tile.last, first, rows);
     } else {  // the same row again and again
-      if (inner == 1) return void(std::fill(out, out + rows, M(call_.arrays, values, span.length)({}, 0)));
+      if (inner == 1) return void(std::fill(out, out + rows, M(call_.arrays, values, 0, span.length)({}, 0)));
       const T* row = static_cast<const T*>(call_.arrays.values) + values;
       if constexpr (!std::is_same_v<M, BroadcastMap<T>>) {
         auto& computed = rows_[thread];
         computed.resize(width);
         for (int64_t column = 0; column < width; ++column) {
-          computed[column] = M(call_.arrays, values + column, span.length)({}, 0);
+          computed[column] = M(call_.arrays, values + column, tile.first + column, span.length)({}, 0);
         }
         row = computed.data();
       }
@@ -114,10 +117,22 @@ class MapRows final : public Visitor {
     for (int64_t i = 0; i < width; ++i) out[i] = store_as<T>(maps[i * step].grad * x[i]);
   }
 
-  void columns(const T* data, T* out, int64_t values, int64_t width, int64_t rows, int64_t first, int64_t length) {
+  // `rows` rows from `row` on, columns [first, last): their segment's values times their weights.
+  FASTOPS_NOINLINE void weigh(T* out, int64_t values, int64_t first, int64_t last, int64_t row, int64_t rows) const {
+    using V = compute_t<T>;
+    const auto [data, heads, per_head] = call_.arrays.weights;
+    const V* from = static_cast<const V*>(call_.arrays.values) + values;
+    const V* weights = static_cast<const V*>(data) + row * heads;
+    if (call_.inner == 1) return scale_run(out, weights, *from, rows);
+    for (int64_t r = 0; r < rows; ++r, out += call_.inner, weights += heads) {
+      weigh_row(out, from, weights, first, last - first, per_head);
+    }
+  }
+
+  void columns(const T* data, T* out, int64_t values, int64_t first_column, int64_t width, int64_t rows, int64_t first, int64_t length) {
     alignas(M) std::byte storage[kColumnsAtOnce * sizeof(M)];
     M* maps = reinterpret_cast<M*>(storage);
-    for (int64_t column = 0; column < width; ++column) new (maps + column) M(call_.arrays, values + column, length);
+    for (int64_t column = 0; column < width; ++column) new (maps + column) M(call_.arrays, values + column, first_column + column, length);
     for (int64_t r = 0; r < rows; ++r, data += call_.inner, out += call_.inner) {
       if constexpr (std::is_same_v<M, LogSumExpMap<T>>) {
         powers(data, out, maps, 1, width);
@@ -139,10 +154,12 @@ class MapRows final : public Visitor {
     } else if constexpr (M::kReadsData) {
       const T* data = static_cast<const T*>(call_.data) + at * inner;
       for (int64_t column = 0; column < inner; column += kColumnsAtOnce) {
-        columns(data + column, out + column, values + column, std::min(kColumnsAtOnce, inner - column), 1, r, length);
+        columns(data + column, out + column, values + column, column, std::min(kColumnsAtOnce, inner - column), 1, r, length);
       }
+    } else if constexpr (std::is_same_v<M, WeightedMap<T>>) {
+      weigh(out, values, 0, inner, r, 1);
     } else {
-      for (int64_t column = 0; column < inner; ++column) out[column] = M(call_.arrays, values + column, length)(T{}, r);
+      for (int64_t column = 0; column < inner; ++column) out[column] = M(call_.arrays, values + column, column, length)(T{}, r);
     }
   }
 
@@ -150,6 +167,123 @@ class MapRows final : public Visitor {
     if (first >= last) return;
     std::memset(static_cast<T*>(call_.out) + (outer * segments_.num_rows + first) * call_.inner, 0,
                 (last - first) * call_.inner * sizeof(T));
+  }
+};
+
+// Each row against its segment's values: what hands a gradient back to weights (DotCall). Bytes: all of data, once.
+template <class T>
+class DotRows final : public Visitor {
+  using V = compute_t<T>;
+  const DotCall& call_;
+  const SegmentsView& segments_;
+
+ public:
+  explicit DotRows(const DotCall& call) : call_(call), segments_(call.segments) {}
+
+  void run(const Pool& pool) {
+    const int64_t row = call_.outer * call_.inner;
+    const Cutting cut{1, row, std::max<int64_t>(row, 1), MovePolicy::kChunkRows, MovePolicy::kTaskBytes, sizeof(T)};
+    const int64_t tasks = num_tasks(cut, segments_, pool), rows = segments_.num_rows;
+    if (segments_.order) {
+      pool(tasks, [&](int64_t task) {
+        for (int64_t r = task * rows / tasks; r < (task + 1) * rows / tasks; ++r) {
+          const int64_t s = segments_.index[r];
+          if (uint64_t(s) < uint64_t(segments_.num_segments)) {
+            dot(s, r, r + 1);
+          } else {
+            zero(r, r + 1);
+          }
+        }
+      });
+      return;
+    }
+    const bool any = segments_.num_segments > 0 && row > 0;
+    const int64_t first = any ? segments_.begin(0) : rows, last = any ? segments_.clamped(segments_.num_segments) : rows;
+    zero(0, first);  // as in MapRows
+    walk(cut, segments_, pool, tasks, *this);
+    zero(last, rows);
+  }
+
+  void whole(const Tile&, int64_t first, int64_t last, int64_t begin, int64_t, int64_t) override {
+    for (int64_t s = first; s < last; ++s) {
+      const int64_t end = segments_.end(s, begin);
+      dot(s, begin, end);
+      begin = end;
+    }
+  }
+  void chunk(const Tile&, const Span& span, int64_t) override {
+    dot(span.segment, span.begin + span.first, span.begin + std::min(span.length, span.first + MovePolicy::kChunkRows));
+  }
+
+ private:
+  void zero(int64_t first, int64_t last) const {
+    if (first < last) std::memset(static_cast<V*>(call_.out) + first * call_.heads, 0, (last - first) * call_.heads * sizeof(V));
+  }
+
+  // Rows [first, last) of segment s.
+  FASTOPS_NOINLINE void dot(int64_t s, int64_t first, int64_t last) const {
+    const int64_t inner = call_.inner, heads = call_.heads, per_head = call_.per_head, outers = call_.outer;
+    const V* values = static_cast<const V*>(call_.values) + s * inner;
+    const T* data = static_cast<const T*>(call_.data) + first * inner;
+    V* out = static_cast<V*>(call_.out) + first * heads;
+    const int64_t next_values = segments_.num_segments * inner, next_data = segments_.num_rows * inner;
+    if (inner == 1 && outers == 1) {
+      for (int64_t r = 0; r < last - first; ++r) out[r] = *values * load_as<V>(data[r]);
+      return;
+    }
+    for (int64_t r = first; r < last; ++r, data += inner, out += heads) {
+      if (per_head == 1) {
+        multiply_runs(out, data, values, heads);
+        for (int64_t o = 1; o < outers; ++o) {
+          for (int64_t h = 0; h < heads; ++h) out[h] += values[o * next_values + h] * load_as<V>(data[o * next_data + h]);
+        }
+        continue;
+      }
+      for (int64_t h = 0; h < heads; ++h) {
+        const int64_t column = h * per_head;
+        V total = dot(values + column, data + column, per_head);
+        for (int64_t o = 1; o < outers; ++o) total += dot(values + o * next_values + column, data + o * next_data + column, per_head);
+        out[h] = total;
+      }
+    }
+  }
+
+  static FASTOPS_HD V dot(const V* a, const T* b, int64_t n) {
+    constexpr int kWidth = kLanes<V>, kChains = 4;
+    int64_t i = 0;
+    V total = 0;
+    if (n >= kWidth) {
+      vec<V> sums[kChains] = {};
+      for (; i + kChains * kWidth <= n; i += kChains * kWidth) {
+        for (int k = 0; k < kChains; ++k) sums[k] += unaligned<vec<V>>(a + i + k * kWidth) * load<V>(b + i + k * kWidth);
+      }
+      for (; i + kWidth <= n; i += kWidth) sums[0] += unaligned<vec<V>>(a + i) * load<V>(b + i);
+      V lanes[kWidth];
+      store(lanes, (sums[0] + sums[1]) + (sums[2] + sums[3]));
+      total = joined<kWidth>(lanes);
+    }
+#if FASTOPS_VECTOR_EXTENSION
+    if constexpr (std::is_same_v<T, V> && kWidth > 2) {
+      if (i + kWidth / 2 <= n) {
+        using Half = typename Vector<V, kWidth / 2>::type;
+        const Half products = unaligned<Half>(a + i) * unaligned<Half>(b + i);
+        V lanes[kWidth / 2];
+        std::memcpy(lanes, &products, sizeof(lanes));
+        total += joined<kWidth / 2>(lanes);
+        i += kWidth / 2;
+      }
+    }
+#endif
+    for (; i < n; ++i) total += a[i] * load_as<V>(b[i]);
+    return total;
+  }
+
+  template <int n>
+  static FASTOPS_HD V joined(V (&lanes)[n]) {
+    for (int half = n / 2; half > 0; half /= 2) {
+      for (int l = 0; l < half; ++l) lanes[l] += lanes[l + half];
+    }
+    return lanes[0];
   }
 };
 
@@ -176,6 +310,7 @@ void map_rows(const RowMapCall& call, const Pool& pool) {
         case DType::f64: return MapRows<BroadcastMap, uint64_t>(call).run(pool);
       }
       unsupported();
+    case RowMap::weighted: return floating<WeightedMap>(call, pool);
     case RowMap::mean: return floating<MeanMap>(call, pool);
     case RowMap::select: return floating<SelectMap>(call, pool);
     case RowMap::extremum: return floating<ExtremumMap>(call, pool);
@@ -184,6 +319,10 @@ void map_rows(const RowMapCall& call, const Pool& pool) {
     case RowMap::variance: return floating<VarianceMap>(call, pool);
   }
   unsupported();
+}
+
+void dot_rows(const DotCall& call, const Pool& pool) {
+  visit_floating(call.dtype, [&](auto t) { DotRows<typename decltype(t)::type>(call).run(pool); });
 }
 
 }  // namespace FASTOPS_CPU_NAMESPACE

@@ -38,9 +38,9 @@ struct ReducePolicy {
   static constexpr int64_t kTaskBytes = 1 << 16;     // guess: below this a second thread costs more than it saves
 };
 
+// Brings together rows of one outer slice as the reducer is to see them, `width` apart.
 template <class E>
-using Stage = void (*)(const SegmentsView&, const void*, int64_t inner, int64_t position, int64_t n, int64_t column,
-                       int64_t width, E* to);
+using Stage = void (*)(const ReduceCall&, int64_t outer, int64_t position, int64_t n, int64_t column, int64_t width, E* to);
 
 // Writes `count` results that were computed as V where the element `at` of the output is.
 template <class V>
@@ -112,14 +112,14 @@ class Reduce final : public Visitor {
   std::vector<std::vector<E>> staged_;   // for each thread
 
  public:
-  Reduce(const PreparedReduce& prepared, Stage<E> stage, Write<Result> write, int64_t element_size, bool same_type)
+  Reduce(const PreparedReduce& prepared, Stage<E> stage, Write<Result> write, int64_t element_size, bool in_place)
       : call_(prepared.call),
         sign_(sign(prepared)),
         segments_(call_.segments),
         stage_(stage),
         write_(write),
         element_size_(element_size),
-        in_place_(same_type),
+        in_place_(in_place),
         stream_(segments_.order && is_large(call_)),
         out_dtype_(out_dtype(call_)),
         cut_{call_.outer, call_.inner, ReducePolicy::kTileVectors * kWidth,
@@ -278,7 +278,7 @@ class Reduce final : public Visitor {
     V columns[kHasBase ? (ReducePolicy::kTileVectors + 1) * kWidth : 1];
     const V* load(const Reduce& reduce, const Tile& tile, int64_t begin) {
       const int64_t width = tile.last - tile.first;
-      reduce.stage_(reduce.segments_, reduce.data(tile), reduce.call_.inner, begin, 1, tile.first, width, columns);
+      reduce.stage_(reduce.call_, tile.outer, begin, 1, tile.first, width, columns);
       std::fill(columns + width, columns + width + kWidth, V{});
       return columns;
     }
@@ -287,7 +287,7 @@ class Reduce final : public Visitor {
   // An element of it.
   V first_of(const Tile& tile, int64_t begin, int64_t column) const {
     E x;
-    stage_(segments_, data(tile), call_.inner, begin, 1, column, 1, &x);
+    stage_(call_, tile.outer, begin, 1, column, 1, &x);
     return load_as<V>(x);
   }
 
@@ -306,7 +306,7 @@ class Reduce final : public Visitor {
   const E* one_column(const Tile& tile, int64_t position, int64_t rows, int64_t thread) {
     if (in_place_ && !segments_.order) return static_cast<const E*>(data(tile)) + position;
     E* to = room(thread, rows);
-    stage_(segments_, data(tile), 1, position, rows, 0, 1, to);
+    stage_(call_, tile.outer, position, rows, 0, 1, to);
     return to;
   }
 
@@ -373,7 +373,7 @@ class Reduce final : public Visitor {
         int64_t stride = inner;
         if (!direct) {
           E* to = room(thread, rows * width + kWidth);
-          stage_(segments_, data(tile), inner, position + r, rows, tile.first, width, to);
+          stage_(call_, tile.outer, position + r, rows, tile.first, width, to);
           first = to;
           stride = width;
         }
@@ -752,16 +752,33 @@ class Reduce final : public Visitor {
   FASTOPS_NOINLINE V again(const Tile& tile, const Span& span, int64_t column) {
     return scaled_mean<V>(span.length, [&](int64_t i) {
       E x;
-      stage_(segments_, data(tile), call_.inner, span.begin + i, 1, column, 1, &x);
+      stage_(call_, tile.outer, span.begin + i, 1, column, 1, &x);
       return load_as<V>(x);
     });
   }
 };
 
 template <class E, class T>
-constexpr Stage<E> stage_of() {
-  return [](const SegmentsView& segments, const void* data, int64_t inner, int64_t position, int64_t n, int64_t column,
-            int64_t width, E* to) { stage_rows<E>(segments, static_cast<const T*>(data), inner, position, n, column, width, to, width); };
+void stage_plain(const ReduceCall& call, int64_t outer, int64_t position, int64_t n, int64_t column, int64_t width, E* to) {
+  const T* slice = static_cast<const T*>(call.data) + outer * call.segments.num_rows * call.inner;
+  stage_rows<E>(call.segments, slice, call.inner, position, n, column, width, to, width);
+}
+
+// Rows in order are multiplied on their way, others when they are together.
+template <class E, class T>
+void stage_weighted(const ReduceCall& call, int64_t outer, int64_t position, int64_t n, int64_t column, int64_t width, E* to) {
+  const SegmentsView& segments = call.segments;
+  const auto [data, heads, per_head] = call.weights;
+  const E* weights = static_cast<const E*>(data);
+  if (segments.order) {
+    stage_plain<E, T>(call, outer, position, n, column, width, to);
+    for (int64_t i = 0; i < n; ++i) weigh_row(to + i * width, to + i * width, weights + segments.row(position + i) * heads, column, width, per_head);
+    return;
+  }
+  const T* from = static_cast<const T*>(call.data) + (outer * segments.num_rows + position) * call.inner + column;
+  weights += position * heads;
+  if (per_head == 1 && width == call.inner) return multiply_runs(to, from, weights, n * width);  // as many, as close together
+  for (int64_t i = 0; i < n; ++i, to += width, from += call.inner, weights += heads) weigh_row(to, from, weights, column, width, per_head);
 }
 
 // The same bits in memory: int64_t is added up without a sign.
@@ -775,11 +792,17 @@ void reduce_as(const PreparedReduce& prepared, const Pool& pool, ReducerTypes<Re
   } else {
     using Vectors = Reducer<vec<V>, vec<lane_int<V>>>;
     using Result = scalar_of<decltype(std::declval<Vectors>().value(0))>;
-    // Sums of 16-bit floats read the rows where they stand: half the bytes of float32 in less than its time.
-    using E = std::conditional_t<std::is_same_v<Reducer<V, int64_t>, Sum<V, int64_t>> && is_floating<T>, T, V>;
     Write<Result> write = same_bits<Result, Out> ? nullptr : write_values<Result, Out>;
     if (prepared.call.wide_out) write = same_bits<Result, float> ? nullptr : write_values<Result, float>;
-    Reduce<Reducer, V, E>(prepared, stage_of<E, T>(), write, sizeof(T), std::is_same_v<T, E> || same_bits<T, E>).run(pool);
+    constexpr bool kIsSum = std::is_same_v<Reducer<V, int64_t>, Sum<V, int64_t>>;
+    if constexpr (kIsSum && (is_floating<T> || sizeof(T) == 8)) {
+      if (prepared.call.weights.data) {
+        return Reduce<Reducer, V, V>(prepared, stage_weighted<V, T>, write, sizeof(T), false).run(pool);
+      }
+    }
+    // Sums of 16-bit floats read the rows where they stand: half the bytes of float32 in less than its time.
+    using E = std::conditional_t<kIsSum && is_floating<T>, T, V>;
+    Reduce<Reducer, V, E>(prepared, stage_plain<E, T>, write, sizeof(T), std::is_same_v<T, E> || same_bits<T, E>).run(pool);
   }
 }
 

@@ -132,6 +132,43 @@ FASTOPS_HD void replace(V& v, int i, scalar_of<V> x) {
   }
 }
 
+// `n` neighbours times a factor. Heads of attention are often narrower than a vector, so its half has a turn.
+template <class T, class S, class V>
+FASTOPS_HD void scale_run(T* to, const S* from, V factor, int64_t n) {
+  int64_t i = 0;
+  for (; i + kLanes<V> <= n; i += kLanes<V>) store(to + i, load<V>(from + i) * factor);
+#if FASTOPS_VECTOR_EXTENSION
+  if constexpr (std::is_same_v<T, V> && std::is_same_v<S, V> && kLanes<V> > 2) {
+    if (i + kLanes<V> / 2 <= n) {
+      const auto half = unaligned<typename Vector<V, kLanes<V> / 2>::type>(from + i) * factor;
+      std::memcpy(to + i, &half, sizeof(half));
+      i += kLanes<V> / 2;
+    }
+  }
+#endif
+  for (; i < n; ++i) to[i] = store_as<T>(load_as<V>(from[i]) * factor);
+}
+
+// Neighbours times neighbours.
+template <class T, class S, class V>
+FASTOPS_HD void multiply_runs(T* to, const S* a, const V* b, int64_t n) {
+  int64_t i = 0;
+  for (; i + kLanes<V> <= n; i += kLanes<V>) store(to + i, load<V>(a + i) * unaligned<vec<V>>(b + i));
+  for (; i < n; ++i) to[i] = store_as<T>(load_as<V>(a[i]) * b[i]);
+}
+
+// Columns [column, column + width) of a row times its weights, of which each is for `per_head` columns.
+template <class T, class S, class V>
+FASTOPS_HD void weigh_row(T* to, const S* from, const V* weights, int64_t column, int64_t width, int64_t per_head) {
+  if (per_head == 1) return multiply_runs(to, from, weights + column, width);
+  if (column == 0 && width <= per_head) return scale_run(to, from, *weights, width);
+  for (int64_t c = 0, head = column / per_head; c < width; ++head) {
+    const int64_t end = std::min(width, (head + 1) * per_head - column);
+    scale_run(to + c, from + c, weights[head], end - c);
+    c = end;
+  }
+}
+
 // Into the first-level cache, and into the second.
 FASTOPS_HD void prefetch([[maybe_unused]] const void* address) {
 #if FASTOPS_VECTOR_EXTENSION

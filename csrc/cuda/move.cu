@@ -6,6 +6,7 @@
 // moved for each element: sizeof(T), twice that for maps that read the data.
 #include <cuda_runtime.h>
 
+#include <cub/block/block_scan.cuh>
 #include <type_traits>
 #include <utility>
 
@@ -31,6 +32,7 @@ struct MovePolicy {
   static constexpr int kTileBytes = 16384;
   static constexpr int kTileRows = 8192;
   static constexpr int kRun = 32;
+  static constexpr int kDotRows = 1024;  // guess: rows of a tile of dot_kernel at most
 };
 
 struct MoveArgs {
@@ -49,6 +51,7 @@ template <class M, class T, int kVec>
 struct Maps {
   static constexpr bool kHasExtra =
       std::is_same_v<M, SelectMap<T>> || std::is_same_v<M, ExtremumMap<T>> || std::is_same_v<M, ProductMap<T>>;
+  static constexpr bool kHasResult = M::kReadsData && !std::is_same_v<M, ElementwiseMap<T>>;
   using Value = typename MapTypes<M, T>::Value;
   using Result = typename MapTypes<M, T>::Result;
   struct Columns {
@@ -56,20 +59,22 @@ struct Maps {
     Result result[kVec];
     int64_t extra[kVec];
     double correction;
+    RowWeights weights;
     __device__ __forceinline__ Columns(const RowMapArrays& arrays, int64_t at) {
       load_elements(static_cast<const Value*>(arrays.values) + at, values);
       correction = arrays.correction;
-      if constexpr (M::kReadsData) load_elements(static_cast<const Result*>(arrays.result) + at, result);
+      weights = arrays.weights;
+      if constexpr (kHasResult) load_elements(static_cast<const Result*>(arrays.result) + at, result);
       if constexpr (kHasExtra) load_elements(arrays.extra + at, extra);
     }
   };
 
   M maps[kVec];
-  __device__ __forceinline__ Maps(const RowMapArrays& arrays, int64_t at, int64_t length)
-      : Maps(Columns(arrays, at), length, std::make_integer_sequence<int, kVec>{}) {}
+  __device__ __forceinline__ Maps(const RowMapArrays& arrays, int64_t at, int64_t column, int64_t length)
+      : Maps(Columns(arrays, at), column, length, std::make_integer_sequence<int, kVec>{}) {}
   template <int... e>
-  __device__ __forceinline__ Maps(const Columns& columns, int64_t length, std::integer_sequence<int, e...>)
-      : maps{M({columns.values, columns.result, columns.extra, columns.correction}, e, length)...} {}
+  __device__ __forceinline__ Maps(const Columns& columns, int64_t column, int64_t length, std::integer_sequence<int, e...>)
+      : maps{M({columns.values, columns.result, columns.extra, columns.correction, columns.weights}, e, column + e, length)...} {}
 
   // kRows rows, which stand `inner` elements apart. All are read before the first is written, so that they are in
   // flight together.
@@ -119,7 +124,7 @@ __global__ void __launch_bounds__(MovePolicy::kThreads, 1) map_wide_kernel(const
           const int rows = int(max(int64_t(0), min(length - first, stop - (begin + segment + first))));
           if (rows > 0) {
             const Maps<M, T, kVec> maps(args.call.arrays, (slice * segments.num_segments + segment) * inner + column,
-                                        length);
+                                        column, length);
             const int64_t row = begin + first;
             int64_t at = (slice * segments.num_rows + row) * inner + column;
             int r = 0;
@@ -173,7 +178,7 @@ __global__ void __launch_bounds__(MovePolicy::kThreads, 1) map_ordered_kernel(co
           const int64_t slice = args.stack.slice_of(stacked, segments.num_rows);
           const int64_t begin = segments.begin(segment), length = segments.end(segment, begin) - begin;
           const Maps<M, T, kVec> maps(args.call.arrays, (slice * segments.num_segments + segment) * inner + column,
-                                      length);
+                                      column, length);
           maps.template write<1>(args.call, at, stacked - slice * segments.num_rows);
         } else {
           const T zeros[kVec] = {};
@@ -278,7 +283,7 @@ __global__ void __launch_bounds__(MovePolicy::kNarrowThreads, 1)
         const int64_t segment = stacked - slice * segments.num_segments, begin = segments.begin(segment);
         length = segments.end(segment, begin) - begin;
       }
-      const M map(args.call.arrays, stacked * inner + column, length);
+      const M map(args.call.arrays, stacked * inner + column, column, length);
       const int64_t row = first_position + start - slice * segments.num_positions;
       int at = shift + start * row_bytes + column * int(sizeof(T));
 #pragma unroll 4
@@ -325,6 +330,116 @@ __global__ void __launch_bounds__(MovePolicy::kNarrowThreads, 1)
     }
     if (has_edge) *reinterpret_cast<T*>(line - shift + edge) = *reinterpret_cast<const T*>(padded(edge));
   }
+}
+
+struct DotArgs {
+  DotCall call;
+  StackedSegments stack;  // of one slice
+  int64_t units;          // tiles
+  int keys;               // of a tile
+  int lanes;              // of a row and head, a power of two
+};
+
+struct Later {
+  __device__ __forceinline__ int operator()(int a, int b) const { return max(a, b); }
+};
+
+// Each row against its segment's values. A group of lanes takes a row and head after the other, consecutive groups
+// consecutive ones:
+//
+//     columns of the head ->    | lane 0 | lane 1 | ... | lane G - 1 | lane 0 ...     then a tree, by shuffles
+//
+// The slices that share the weights are added up one after the other. Bytes moved: all of data, once.
+template <class T, int kVec>
+__global__ void __launch_bounds__(MovePolicy::kThreads, 1) dot_kernel(const __grid_constant__ DotArgs args) {
+  using V = compute_t<T>;
+  constexpr int kSearch = MovePolicy::kSearchLanes;
+  const DotCall& call = args.call;
+  const SegmentsView& segments = args.stack.one;
+  const int64_t inner = call.inner, heads = call.heads, per_head = call.per_head;
+  const int lanes = args.lanes, group = threadIdx.x / lanes, lane = threadIdx.x % lanes, groups = blockDim.x / lanes;
+  const unsigned members = (lanes == 32 ? ~0u : (1u << lanes) - 1) << (threadIdx.x % 32 / lanes * lanes);
+  constexpr int kThreads = MovePolicy::kThreads, kEach = MovePolicy::kDotRows / kThreads;
+  using Scan = cub::BlockScan<int, kThreads>;
+  __shared__ TileEdges edges;
+  __shared__ typename Scan::TempStorage scratch;
+  __shared__ int of_row[MovePolicy::kDotRows];  // the segment of each row, counted from the tile's first
+#pragma unroll 1
+  for (int64_t unit = blockIdx.x; unit < args.units; unit += gridDim.x) {
+    int64_t first_row = unit * args.keys;
+    int rows = int(min(int64_t(args.keys), segments.num_rows - first_row));
+    if (!segments.order) {
+      __syncthreads();  // the tile before is done with shared memory
+      TileEdges found;
+      if (threadIdx.x < 2 * kSearch && args.stack.find_tile<kSearch>(unit, args.keys, 1, found)) {
+        edges = found;
+      }
+      for (int r = threadIdx.x; r < args.keys; r += kThreads) of_row[r] = 0;
+      __syncthreads();
+      first_row = edges.position;
+      rows = min(edges.rows, args.keys);
+      // A segment's first row says so, and all others what the last one before them said.
+      const auto end_of = [&](int i) { return max(int64_t(0), args.stack.end(edges.segment + i) - first_row); };
+#pragma unroll 1
+      for (int i = 1 + threadIdx.x; i < edges.count; i += kThreads) {
+        const int64_t start = end_of(i - 1);
+        if (start < rows && start < end_of(i)) atomicMax(of_row + start, i);
+      }
+      __syncthreads();
+      int own[kEach];
+      const int first = threadIdx.x * kEach;
+#pragma unroll
+      for (int k = 0; k < kEach; ++k) own[k] = first + k < rows ? of_row[first + k] : 0;
+      Scan(scratch).InclusiveScan(own, own, Later{});
+#pragma unroll
+      for (int k = 0; k < kEach; ++k) {
+        if (first + k < rows) of_row[first + k] = own[k];
+      }
+      __syncthreads();
+    }
+    const int64_t items = rows * heads;
+#pragma unroll 1
+    for (int64_t item = group; item < items; item += groups) {
+      const int r = heads == 1 ? int(item) : items < UINT32_MAX ? int(uint32_t(item) / uint32_t(heads)) : int(item / heads);
+      const int64_t row = first_row + r, head = item - r * heads;
+      const int64_t segment = segments.order ? segments.index[row] : edges.segment + of_row[r];
+      V total = 0;
+      if (uint64_t(segment) < uint64_t(segments.num_segments)) {
+#pragma unroll 1
+        for (int64_t slice = 0; slice < call.outer; ++slice) {
+          const V* const values = static_cast<const V*>(call.values) +
+                                  (slice * segments.num_segments + segment) * inner + head * per_head;
+          const T* const data =
+              static_cast<const T*>(call.data) + (slice * segments.num_rows + row) * inner + head * per_head;
+#pragma unroll 2
+          for (int64_t column = lane * kVec; column < per_head; column += lanes * kVec) {
+            T x[kVec];
+            V value[kVec];
+            load_elements(data + column, x);
+            load_elements(values + column, value);
+#pragma unroll
+            for (int e = 0; e < kVec; ++e) total += value[e] * load_as<V>(x[e]);
+          }
+        }
+      }
+#pragma unroll 1
+      for (int by = lanes / 2; by > 0; by /= 2) total += __shfl_down_sync(members, total, by);
+      if (lane == 0) static_cast<V*>(call.out)[row * heads + head] = total;
+    }
+  }
+}
+
+template <class T, int kVec>
+void run_dot(DotArgs& args, cudaStream_t stream) {
+  const DotCall& call = args.call;
+  args.lanes = 1;
+  while (args.lanes < 32 && args.lanes * kVec < call.per_head) args.lanes *= 2;
+  // Enough of them to be worth the search for the tile, and few enough for all of the device where rows are wide.
+  constexpr int64_t kThreads = MovePolicy::kThreads;
+  args.keys = int(std::clamp<int64_t>(8 * kThreads / (args.lanes * call.heads), 16, MovePolicy::kDotRows));
+  args.units = ceil_div(call.segments.order ? call.segments.num_rows : args.stack.num_keys(), args.keys);
+  dot_kernel<T, kVec><<<blocks_for(args.units, 1), kThreads, 0, stream>>>(args);
+  check(cudaGetLastError());
 }
 
 template <class M, class T, int kVec = kVectorBytes / int(sizeof(T))>
@@ -432,6 +547,14 @@ void map_rows(const RowMapCall& call, cudaStream_t stream) {
   switch (call.map) {
     case RowMap::broadcast:
       return broadcast(call, row_bytes, stream);
+    case RowMap::weighted:
+      if (call.arrays.weights.per_head == 1 && call.outer == 1) {
+        RowMapCall elementwise = call;
+        elementwise.data = call.arrays.weights.data;
+        if (call.dtype == DType::f32) return MapRows<ElementwiseMap<float>, float>(elementwise).run(stream);
+        if (call.dtype == DType::f64) return MapRows<ElementwiseMap<double>, double>(elementwise).run(stream);
+      }
+      return map_floating<WeightedMap>(call, stream);
     case RowMap::mean:
       return map_floating<MeanMap>(call, stream);
     case RowMap::select:
@@ -446,6 +569,26 @@ void map_rows(const RowMapCall& call, cudaStream_t stream) {
       return map_floating<VarianceMap>(call, stream);
   }
   unsupported();
+}
+
+void dot_rows(const DotCall& call, cudaStream_t stream) {
+  DotArgs args{};
+  args.call = call;
+  args.stack = {call.segments, 1};
+  if (call.segments.num_segments == 0) {
+    const int64_t bytes = call.segments.num_rows * call.heads * (call.dtype == DType::f64 ? 8 : 4);
+    return check(cudaMemsetAsync(call.out, 0, bytes, stream));
+  }
+  visit_floating(call.dtype, [&](auto t) {
+    using T = typename decltype(t)::type;
+    constexpr int kVec = kVectorBytes / int(sizeof(T));
+    const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % kVectorBytes == 0; };
+    if (call.per_head % kVec == 0 && aligned(call.data) && aligned(call.values)) {
+      run_dot<T, kVec>(args, stream);
+    } else {
+      run_dot<T, 1>(args, stream);
+    }
+  });
 }
 
 }  // namespace fastops::cuda

@@ -190,6 +190,45 @@ struct OrderedRows {
   __device__ __forceinline__ void advance(int n) { position += n; }
 };
 
+template <class V>
+__device__ __forceinline__ V multiply(V a, V b) {
+  if constexpr (std::is_same_v<V, float>) {  // never a part of fma, whatever is around it: all ways to a row give the same bits
+    return __fmul_rn(a, b);
+  } else if constexpr (std::is_same_v<V, double>) {
+    return __dmul_rn(a, b);
+  } else {
+    return a * b;
+  }
+}
+
+// Rows times their weights. The columns of a lane have one weight, or each has its own.
+template <class S, class V, int kVec>
+struct WeightedRows {
+  static constexpr int kFours = 1;
+  struct Products {
+    V x[kVec];
+    __device__ __forceinline__ V operator[](int e) const { return x[e]; }
+  };
+  const S* slice;
+  int64_t stride;
+  const SegmentsView& segments;
+  int64_t position;
+  const V* weights;  // of row 0
+  int64_t heads;
+  bool own;
+  __device__ __forceinline__ Products load(int j) const {
+    const int64_t row = segments.order ? segments.order[position + j] : position + j;
+    Products products{};
+    if (uint64_t(row) >= uint64_t(segments.num_rows)) return products;
+    const Pack<S, kVec> x = *reinterpret_cast<const Pack<S, kVec>*>(slice + row * stride);
+    const V* const of_row = weights + row * heads;
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) products.x[e] = multiply(load_as<V>(x[e]), of_row[own ? e : 0]);
+    return products;
+  }
+  __device__ __forceinline__ void advance(int n) { position += n; }
+};
+
 // Joins `rows` > 0 rows, the first of which has the number `number`. The first four start what others are joined to,
 // because there is no identity to start from.
 template <class Types, int kVec, class R, class Rows>
@@ -275,10 +314,10 @@ __device__ __forceinline__ ScaledMean<compute_t<T>, int> with_scaled(const Reduc
 template <class Types, int kVec>
 __device__ __forceinline__ void finish_empty(const ReduceCall& call, int64_t at) {
   using R = typename Reducers<Types>::Joined;
-  using T = typename Types::T;
+  using Source = typename Types::Source;
   using Out = typename Types::Out;
   if (R::kExtra == Extra::none || call.out) {
-    if (sizeof(T) == 2 && is_floating<T> && call.wide_out) {
+    if (sizeof(Source) == 2 && is_floating<Source> && call.wide_out) {
       float x[kVec];
 #pragma unroll
       for (int e = 0; e < kVec; ++e) x[e] = float(call.fill);
@@ -309,6 +348,7 @@ template <class Types, int kVec, class R, class Where>
 __device__ __forceinline__ void finish(const ReduceArgs& args, bool whole, int64_t at, int64_t column, int rows,
                                        const R (&joined)[kVec], Where&& where) {
   using T = typename Types::T;
+  using Source = typename Types::Source;
   using V = typename Types::V;
   using Out = typename Types::Out;
   const ReduceCall& call = args.call;
@@ -329,7 +369,7 @@ __device__ __forceinline__ void finish(const ReduceArgs& args, bool whole, int64
           return joined[e].value(rows);
         }
       };
-      if (sizeof(T) == 2 && is_floating<T> && call.wide_out) {
+      if (sizeof(Source) == 2 && is_floating<Source> && call.wide_out) {
         float x[kVec];
 #pragma unroll
         for (int e = 0; e < kVec; ++e) x[e] = store_as<float>(value(e));
@@ -391,7 +431,7 @@ __device__ __forceinline__ void cover(const ReduceArgs& args, int64_t begin, int
 template <class Types, int kVec>
 __global__ void __launch_bounds__(ReducePolicy::kThreads, 1)
     reduce_wide_kernel(const __grid_constant__ ReduceArgs args) {
-  using T = typename Types::T;
+  using T = typename Types::Source;
   using R = typename Reducers<Types>::Joined;
   const SegmentsView& segments = args.stack.one;
   const int64_t inner = args.call.inner;
@@ -420,7 +460,13 @@ __global__ void __launch_bounds__(ReducePolicy::kThreads, 1)
           if (rows > 0) {
             const int64_t position = begin + first;
             R joined[kVec];
-            if (segments.order) {
+            if constexpr (Types::kWeighted) {
+              using V = typename Types::V;
+              const auto& [weights, heads, per_head] = args.call.weights;
+              const V* const of_column = static_cast<const V*>(weights) + args.call.weights.head(column);
+              join_rows<Types>(args, WeightedRows<T, V, kVec>{data, inner, segments, position, of_column, heads, per_head == 1}, 0,
+                               rows, joined);
+            } else if (segments.order) {
               join_rows<Types>(args, OrderedRows<T, kVec>{data, inner, segments.order, segments.num_rows, position}, 0,
                                rows, joined);
             } else {
@@ -564,7 +610,7 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
       // Bytes of the tile are counted from the 128-byte line of memory in which its first row begins, so that requests
       // are whole lines; they stand behind a line of shared memory for what the next one repeats.
       const uintptr_t from = reinterpret_cast<uintptr_t>(args.call.data) + found.position * row_bytes;
-      const int in_line = segments.order ? 0 : int(from % 128);
+      const int in_line = segments.order || Types::kWeighted ? 0 : int(from % 128);
       // The last window of the stack may be shorter.
       const bool last = found.rows > 0 && found.position + found.rows == args.stack.num_positions();
       const int window_rows = int(found.position & (chunk - 1)) + found.rows + (last ? chunk - 1 : 0);
@@ -588,7 +634,23 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
       *reinterpret_cast<T*>(place_of(byte)) = x;
       if (byte % unsigned(Tile::kLine) < repeated) *reinterpret_cast<T*>(place_of(byte) - gap) = x;
     };
-    if (segments.order) {
+    if constexpr (Types::kWeighted) {
+      using Source = typename Types::Source;
+#pragma unroll 2
+      for (int i = threadIdx.x; i < rows * inner; i += kThreads) {
+        const int r = i / inner, column = i - r * inner;
+        const int64_t position = first_position + r, slice = args.stack.slice_of(position, segments.num_positions);
+        const int64_t row = segments.row(position - slice * segments.num_positions);
+        T x{};
+        if (row < segments.num_rows) {
+          const RowWeights& weights = args.call.weights;
+          x = multiply(
+              load_as<T>(static_cast<const Source*>(args.call.data)[(slice * segments.num_rows + row) * inner + column]),
+              static_cast<const T*>(weights.data)[row * weights.heads + weights.head(column)]);
+        }
+        stage_element(shift + i * int(sizeof(T)), x);
+      }
+    } else if (segments.order) {
 #pragma unroll 1
       for (int i = threadIdx.x; i < rows * inner; i += kThreads) {
         const int r = i / inner;
@@ -1004,11 +1066,13 @@ __global__ void __launch_bounds__(ReducePolicy::kCombineThreads, 1)
 template <class Types>
 struct Reduce {
   using T = typename Types::T;
-  static constexpr int kVec = kVectorBytes / int(sizeof(T));
+  using Source = typename Types::Source;
+  static constexpr int kVec = kVectorBytes / int(sizeof(Source));
   using Combine = typename Reducers<Types>::Combine;
 
-  // Integers whose rows have the size of a vector are rare: they make do with the kernel for other rows.
-  static constexpr bool kNarrowVectors = is_floating<T>;
+  // Integers whose rows have the size of a vector are rare, and so are weights of them: they make do with the kernel for
+  // other rows.
+  static constexpr bool kNarrowVectors = is_floating<T> && !Types::kWeighted;
 
   ReduceArgs args{};
   bool narrow, vectors;
@@ -1018,18 +1082,19 @@ struct Reduce {
   Reduce(const ReduceCall& call, bool mirror, int64_t truth_mask) {
     args.mirror = mirror;
     args.truth_mask = truth_mask;
-    const int64_t row_bytes = call.inner * int64_t(sizeof(T));
+    const int64_t row_bytes = call.inner * int64_t(sizeof(Source)), tile_bytes = call.inner * int64_t(sizeof(T));
     args.call = call;
     args.stack = {call.segments, call.outer};
-    narrow = row_bytes < ReducePolicy::kNarrowBytes;
+    narrow = tile_bytes < ReducePolicy::kNarrowBytes;
     const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % kVectorBytes == 0; };
     vectors = (!narrow || kNarrowVectors) && row_bytes % kVectorBytes == 0 && aligned(call.data) && aligned(call.out) &&
               aligned(call.extra) && aligned(call.mean);
+    if constexpr (Types::kWeighted) vectors = vectors && (call.weights.per_head == 1 || call.weights.per_head % kVec == 0);
     if (narrow) {
       if constexpr (kNarrowVectors) {
         if (vectors) args.narrow = NarrowShape::make<TileRows<T, kVec>>(int(row_bytes), true);
       }
-      if (!vectors) args.narrow = NarrowShape::make<TileRows<T, 1>>(int(row_bytes), false);
+      if (!vectors) args.narrow = NarrowShape::make<TileRows<T, 1>>(int(tile_bytes), false);
       args.chunk = args.narrow.chunk;
       args.keys = args.narrow.keys;
     } else {
@@ -1094,8 +1159,8 @@ struct Reduce {
       combine.fan_windows = ceil_div(windows, combine.fan);
     }
     using Out = typename Types::Out;
-    combine.out = std::is_same_v<Out, uint8_t> ? DType::u8 : std::is_same_v<Out, T> ? args.call.dtype : DType::i64;
-    if (sizeof(T) == 2 && args.call.wide_out) combine.out = DType::f32;
+    combine.out = std::is_same_v<Out, uint8_t> ? DType::u8 : std::is_same_v<Out, Source> ? args.call.dtype : DType::i64;
+    if (sizeof(Source) == 2 && args.call.wide_out) combine.out = DType::f32;
     const unsigned tiles = blocks_along_y(ceil_div(args.call.inner, combine.columns));
     combine_kernel<Combine><<<dim3(blocks_for(combine.batches, 1), tiles), kThreads, 0, stream>>>(combine);
     check(cudaGetLastError());
@@ -1116,6 +1181,11 @@ struct Prepared : PreparedReduce {
 
   template <class Visit>
   void visit(Visit&& visit) const {
+    if (call.weights.data) {
+      const auto weighted = [&](auto t) { visit(Reduce<WeightedSumTypes<typename decltype(t)::type>>(call, false, 0)); };
+      if (call.dtype == DType::i64) return weighted(Type<int64_t>{});
+      return visit_floating(call.dtype, weighted);
+    }
     visit_reducer(call.reduction, call.dtype,
                   [&](auto types) { visit(Reduce<decltype(types)>(call, mirror, truth_mask)); });
   }

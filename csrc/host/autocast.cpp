@@ -39,12 +39,21 @@ Tensor linear_autocast(const Tensor& data, FASTOPS_GROUPING, int64_t dim, Option
 }
 
 template <c10::DeviceType device>
+Tensor weighted_sum_autocast(const Tensor& data, const Tensor& weight, FASTOPS_GROUPING, int64_t dim, bool, const at::Scalar& fill) {
+  const WithoutAutocast<device> without;
+  return call_weighted_sum(data, weight, {offsets, order, index}, dim, true, fill);
+}
+
+template <c10::DeviceType device>
 void implement_autocast(torch::Library& m) {
   m.impl("segment_softmax", softmax_autocast<device, false>);
   m.impl("segment_log_softmax", softmax_autocast<device, true>);
   m.impl("segment_logsumexp", logsumexp_autocast<device>);
   m.impl("segment_prod", linear_autocast<device, Reduction::prod>);
-  if (device == at::kCUDA) m.impl("segment_sum", linear_autocast<device, Reduction::sum>);  // torch.sum is on this list only
+  if (device == at::kCUDA) {  // torch.sum is on this list only
+    m.impl("segment_sum", linear_autocast<device, Reduction::sum>);
+    m.impl("_segment_weighted_sum", weighted_sum_autocast<device>);
+  }
 }
 
 }  // namespace

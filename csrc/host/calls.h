@@ -86,6 +86,26 @@ inline Tensor call_broadcast(const Tensor& values, const Grouping& g, SymInt num
   return op.call(values, g.offsets, g.order, g.index, std::move(num_rows), dim);
 }
 
+inline Tensor call_weighted_sum(const Tensor& data, const Tensor& weight, const Grouping& g, int64_t dim, bool wide,
+                                const at::Scalar& fill) {
+  using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t, bool,
+                           const at::Scalar&);
+  FASTOPS_OPERATOR(Signature, op, "_segment_weighted_sum");
+  return op.call(data, weight, g.offsets, g.order, g.index, dim, wide, fill);
+}
+
+inline Tensor call_weighted_broadcast(const Tensor& values, const Tensor& weight, const Grouping& g, int64_t dim, ScalarType dtype) {
+  using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t, ScalarType);
+  FASTOPS_OPERATOR(Signature, op, "_segment_weighted_broadcast");
+  return op.call(values, weight, g.offsets, g.order, g.index, dim, dtype);
+}
+
+inline Tensor call_dot(const Tensor& values, const Tensor& data, const Grouping& g, int64_t dim, int64_t weight_dim) {
+  using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t, int64_t);
+  FASTOPS_OPERATOR(Signature, op, "_segment_dot");
+  return op.call(values, data, g.offsets, g.order, g.index, dim, weight_dim);
+}
+
 inline Tensor call_mean_backward(const Tensor& grad, const Grouping& g, SymInt num_rows, int64_t dim) {
   FASTOPS_OPERATOR(BroadcastSignature, op, "_segment_mean_backward");
   return op.call(grad, g.offsets, g.order, g.index, std::move(num_rows), dim);

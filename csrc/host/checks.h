@@ -220,6 +220,12 @@ struct HeldGrouping {
   }
 };
 
+// Checks, allocation and kernel of a sum whose rows have weights (reduce.cpp), and of what its derivative hands down
+// (move.cpp).
+Tensor reduce_weighted(const Tensor& data, const RowWeights& weights, const Grouping&, int64_t dim, ScalarType out, const at::Scalar& fill);
+Tensor broadcast_weighted(const Tensor& values, const RowWeights& weights, const Grouping&, const SymInt& num_rows, int64_t dim,
+                          ScalarType out);
+
 inline cpu::Pool pool() {
   return {at::get_num_threads(), [](int64_t tasks, void (*body)(void*, int64_t), void* context) {
             if (tasks == 1) return body(context, 0);

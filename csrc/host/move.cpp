@@ -21,13 +21,15 @@ struct Inputs {
   const Tensor& values;                       // [*, S, *] what is handed down
   Tensor data = {}, result = {}, extra = {};  // as RowMapCall wants them
   double correction = 0;
+  RowWeights weights = {};
 };
 
 // `name` is the public operation that an error is about.
-Tensor map_rows(const char* name, RowMap map, const Inputs& inputs, const Grouping& grouping, const SymInt& num_rows, int64_t dim) {
+Tensor map_rows(const char* name, RowMap map, const Inputs& inputs, const Grouping& grouping, const SymInt& num_rows, int64_t dim,
+                std::optional<ScalarType> out_type = std::nullopt) {
   const Tensor& values = inputs.values;
   const Shape shape = check_grouping(name, "values", values, grouping, dim, num_rows);
-  const ScalarType type = (inputs.data.defined() ? inputs.data : values).scalar_type();
+  const ScalarType type = out_type.value_or((inputs.data.defined() ? inputs.data : values).scalar_type());
   Tensor out = empty_resized(values, shape.dim, num_rows, type);
   if (values.is_meta()) return out;
 
@@ -40,7 +42,7 @@ Tensor map_rows(const char* name, RowMap map, const Inputs& inputs, const Groupi
                         *dtype_of(type),
                         pointer(data),
                         out.mutable_data_ptr(),
-                        {pointer(handed), pointer(result), static_cast<const int64_t*>(pointer(extra)), inputs.correction},
+                        {pointer(handed), pointer(result), static_cast<const int64_t*>(pointer(extra)), inputs.correction, inputs.weights},
                         held.view,
                         shape.outer.expect_int(),
                         shape.inner.expect_int()};
@@ -342,6 +344,11 @@ void implement_move(torch::Library& m) {
 }
 
 }  // namespace
+
+Tensor broadcast_weighted(const Tensor& values, const RowWeights& weights, const Grouping& grouping, const SymInt& num_rows, int64_t dim,
+                          ScalarType out) {
+  return map_rows("segment_sum", RowMap::weighted, {values, {}, {}, {}, 0, weights}, grouping, num_rows, dim, out);
+}
 
 TORCH_LIBRARY_IMPL(fastops, CPU, m) { implement_move(m); }
 TORCH_LIBRARY_IMPL(fastops, Meta, m) { implement_move(m); }

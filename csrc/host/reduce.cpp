@@ -39,6 +39,7 @@ struct Wanted {
   bool mean = false;       // moments: in place of extra
   double correction = 0;
   bool root = false;
+  RowWeights weights = {};
 };
 
 // Runs a reduction: (values, extra or mean), either of which may be undefined.
@@ -65,6 +66,7 @@ Pair reduce(const char* op, const Tensor& data, const Grouping& grouping, int64_
   call.mean = wanted.mean ? extra.mutable_data_ptr() : nullptr;
   call.correction = wanted.correction;
   call.root = wanted.root;
+  call.weights = wanted.weights;
   call.fill_extra = wanted.fill_extra;
   call.segments = held.view;
   call.outer = shape.outer.expect_int();
@@ -433,6 +435,13 @@ void implement_reduce(torch::Library& m) {
 }
 
 }  // namespace
+
+Tensor reduce_weighted(const Tensor& data, const RowWeights& weights, const Grouping& grouping, int64_t dim, ScalarType out,
+                       const Scalar& fill) {
+  Wanted wanted{Reduction::sum, out};
+  wanted.weights = weights;
+  return std::get<0>(reduce("segment_sum", data, grouping, dim, fill, wanted));
+}
 
 TORCH_LIBRARY_IMPL(fastops, CPU, m) { implement_reduce(m); }
 TORCH_LIBRARY_IMPL(fastops, Meta, m) { implement_reduce(m); }

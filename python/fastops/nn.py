@@ -157,7 +157,7 @@ class SegmentAttentionPool(nn.Module):
             raise ValueError(sentence("SegmentAttentionPool", "data", f"be [N, {self.dim}]", list(data.shape)))
         weights = normalise.segment_softmax(self.score(data), segments)
         values = self.value(data).reshape(-1, self.heads, self.dim // self.heads)
-        return reduce.segment_sum(weights.unsqueeze(-1) * values, segments).reshape(-1, self.dim)
+        return reduce.segment_sum(values, segments, weight=weights).reshape(-1, self.dim)
 
     def extra_repr(self) -> str:
         return f"{self.dim}, heads={self.heads}"

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ._dispatch import operator, promoted
+from ._weighted import weighted_mean, weighted_sum
 from .segments import Segments
 
 __all__ = [
@@ -67,6 +68,7 @@ def segment_sum(
     dim: int = 0,
     dtype: Optional[torch.dtype] = None,
     fill_value: Number = 0,
+    weight: Optional[Tensor] = None,
 ) -> Tensor:
     """The sum of each segment.
 
@@ -79,18 +81,32 @@ def segment_sum(
         dim: the dimension of the rows.
         dtype: data is converted to it first, as by `torch.sum`; it is the dtype of the result.
         fill_value: the result for a segment without rows.
+        weight: factors of the rows, `[N]`, or `[N, H]` for data `[N, H, *]`, and so on: the shape of data from `dim` on, or
+            the first dimensions of it (1 for any size but `N`). Each factor is for all that lies behind. The sum of
+            `data * weight[..., None]` is taken without that product being written, in the dtype to which the two
+            promote.
 
     Returns:
-        `[S, *]`. The gradient of a row is that of its segment.
+        `[S, *]`. The gradient of a row is that of its segment, times its weight; the gradient of a weight is that of the
+        segment times the row, summed.
 
     Rules:
-        Long segments are summed in blocks and the blocks in a fixed tree. An integer sum wraps modulo 2**64.
+        Long segments are summed in blocks and the blocks in a fixed tree. An integer sum wraps modulo 2**64. A weight of
+        0 does not hide NaN or an infinity, as 0 times those is NaN.
 
     Example:
         >>> data = torch.tensor([3., 1., 4., 1., 5., 9., 2.])
         >>> segment_sum(data, torch.tensor([0, 3, 3, 7]))
         tensor([ 8.,  0., 17.])
+        >>> heads = torch.ones(7, 2, 5)  # N, H, features
+        >>> attention = torch.tensor([[1., 2.]]).expand(7, 2)
+        >>> segment_sum(heads, torch.tensor([0, 3, 3, 7]), weight=attention)[:, :, 0]
+        tensor([[3., 6.],
+                [0., 0.],
+                [4., 8.]])
     """
+    if weight is not None:
+        return weighted_sum(data, weight, segments, dim, dtype, fill_value)
     if dtype is None and fill_value is _ZERO:
         return _sum(data, segments, dim)
     return _sum(data, segments, dim, dtype, fill_value)
@@ -103,6 +119,7 @@ def segment_mean(
     dim: int = 0,
     dtype: Optional[torch.dtype] = None,
     fill_value: Number = 0,
+    weight: Optional[Tensor] = None,
 ) -> Tensor:
     """The mean of each segment.
 
@@ -115,18 +132,25 @@ def segment_mean(
         dim: the dimension of the rows.
         dtype: data is converted to it first; it is the dtype of the result and must be floating.
         fill_value: the result for a segment without rows, 0 rather than the NaN of 0 / 0.
+        weight: factors of the rows as in `segment_sum`; the result is `sum(weight * data) / sum(weight)`, as of
+            `numpy.average`.
 
     Returns:
         `[S, *]`. The gradient of a row is that of its segment divided by the segment's length.
 
     Rules:
-        The mean never overflows where its result does not.
+        The mean never overflows where its result does not; with weights, where neither sum does. Where the weights of a
+        segment add up to 0 it is what dividing by 0 gives.
 
     Example:
         >>> data = torch.tensor([3., 1., 5., 1., 5., 9., 2.])
         >>> segment_mean(data, torch.tensor([0, 3, 3, 7]))
         tensor([3.0000, 0.0000, 4.2500])
+        >>> segment_mean(data, torch.tensor([0, 3, 3, 7]), weight=torch.tensor([1., 1., 2., 0., 0., 1., 0.]))
+        tensor([3.5000, 0.0000, 9.0000])
     """
+    if weight is not None:
+        return weighted_mean(data, weight, segments, dim, dtype, fill_value)
     if dtype is None and fill_value is _ZERO:
         return _mean(data, segments, dim)
     return _mean(data, segments, dim, dtype, fill_value)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ._dispatch import ALL_DTYPES, FLOATING, check, check_dtype, check_options, promoted
+from ._weighted import prepare
 from .segments import Segments
 
 Grouping = Union[Segments, Tensor]
@@ -29,7 +30,12 @@ def segment_sum(
     dim: int = 0,
     dtype: Optional[torch.dtype] = None,
     fill_value: float = 0,
+    weight: Optional[Tensor] = None,
 ) -> Tensor:
+    if weight is not None:
+        segments, dim, result = prepare("segment_sum", data, weight, segments, dim, dtype, fill_value)
+        call = _Call("segment_sum", data, segments, dim)
+        return call.finish(call.sum(call.weighted(weight, result)[0]), result, fill_value)
     call = _Call("segment_sum", data, segments, dim)
     result = _result_dtype(call.op, data, dtype)
     check_options(call.op, data, {"dtype": dtype, "fill_value": fill_value}, promoted)
@@ -48,7 +54,15 @@ def segment_mean(
     dim: int = 0,
     dtype: Optional[torch.dtype] = None,
     fill_value: float = 0,
+    weight: Optional[Tensor] = None,
 ) -> Tensor:
+    if weight is not None:
+        segments, dim, result = prepare("segment_mean", data, weight, segments, dim, dtype, fill_value)
+        call = _Call("segment_mean", data, segments, dim)
+        rows, factors = call.weighted(weight, result)
+        total_weight = call.sum(factors)
+        total_weight = torch.where(call.per_segment(call.lengths) > 0, total_weight, 1)  # no 0 / 0 whose derivative is NaN
+        return call.finish(call.sum(rows) / total_weight, result, fill_value)
     call = _Call("segment_mean", data, segments, dim, FLOATING if dtype is None else ALL_DTYPES)
     check_options(call.op, data, {"dtype": dtype, "fill_value": fill_value})
     result = dtype or data.dtype
@@ -192,7 +206,7 @@ class _Call:
         self.data = data.movedim(self.dim, 0)
         self.offsets = segments.offsets.long()
         self.lengths = self.offsets.diff()
-        order = segments.order
+        self.order = order = segments.order
         # The number that each of the ordered rows has in data.
         self.numbers = torch.arange(self.data.size(0), device=data.device) if order is None else order.long()
         self.rows = self.data if order is None else self.data.index_select(0, order)
@@ -241,6 +255,15 @@ class _Call:
         place = nothing.index_copy(0, self.numbers, torch.arange(rows.size(0), device=rows.device))
         rows = torch.cat((rows.to(dtype), _one_row(rows, 0).to(dtype))).index_select(0, place)
         return rows.movedim(0, self.dim).contiguous()
+
+    def weighted(self, weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The rows times their weights, and the weights, in the type that `dtype` is computed in."""
+        behind = self.data.dim() - self.dim - weight.dim()
+        factors = weight.reshape(weight.size(0), *[1] * self.dim, *weight.shape[1:], *[1] * behind)
+        if self.order is not None:
+            factors = factors.index_select(0, self.order)
+        rows, factors = (_widened(part.to(dtype)) if dtype.is_floating_point else part.to(dtype).long() for part in (self.rows, factors))
+        return rows * factors, factors
 
     def top(self, rows: Tensor) -> Tensor:
         """The maximum of each segment, as a constant; 0 without rows."""

@@ -403,7 +403,28 @@ def _errors(op: Op, device: Any) -> Iterator[ErrorSample]:
             segments,
             dtype=torch.complex64,
         )
+    if op.name in ("segment_sum", "segment_mean"):
+        weight, rows = torch.ones_like(data), torch.stack((data, data), 1)
+        yield error("weight_is_a_list", TypeError, "weight must be a torch.Tensor, but got list", data, segments, weight=[1.0] * 7)
+        yield error("weight_is_a_number", TypeError, "weight must be a torch.Tensor, but got float", data, segments, weight=2.0)
+        words = r"weight must have the shape of data from dim 0 on, \[7\], but got \[6\]"
+        yield error("weight_too_short", ValueError, words, rows, segments, weight=weight[:6])
+        yield error("weight_of_one_row", ValueError, words.replace("6", "1"), rows, segments, weight=weight[:1])
+        words = r"weight must have the shape of data from dim 0 on, \[7, 2\], but got \[7, 3\]"
+        yield error("weight_of_other_heads", ValueError, words, rows, segments, weight=weight[:, None].expand(7, 3))
+        words = r"weight must have the shape of data from dim 1 on, \[7\], but got \[2\]"
+        yield error("weight_of_the_wrong_dim", ValueError, words, rows.t(), segments, dim=1, weight=weight[:2])
+        words = "weight must have between 1 and 1 dimensions, but got "
+        yield error("weight_of_two_dimensions", ValueError, words + "2", data, segments, weight=weight[:, None])
+        yield error("weight_without_dimensions", ValueError, words + "0", data, segments, weight=weight[0])
+        words = f"weight must be one of {', '.join(map(dtype_name, ALL_DTYPES))}, but got complex64"
+        yield error("complex_weight", TypeError, words, data, segments, weight=weight.to(torch.complex64))
+        words = rf"weight must be on the device of data \({data.device}\), but got {elsewhere}; move one of them with .to\(device\)"
+        yield error("weight_elsewhere", DeviceMismatchError, words, data, segments, weight=weight.to(elsewhere))
+        yield error("weighted_fill_value", ValueError, "fill_value must fit in float32, but got 1e\\+60", data, segments, weight=weight, fill_value=1e60)
+        yield error("weighted_dtype", TypeError, "dtype must be a torch.dtype, but got str", data, segments, weight=weight, dtype="float32")
     if op.name == "segment_mean":
+        yield error("integer_data_and_weight", TypeError, "data must be one of float16, bfloat16, float32, float64, but got int64; pass dtype=torch.float32", data.long(), segments, weight=weight.long())
         words = "data must be one of float16, bfloat16, float32, float64, but got int64; pass dtype=torch.float32"
         yield error("integer_data", TypeError, words, data.long(), segments)
         words = "dtype must be one of float16, bfloat16, float32, float64, but got int64"
