@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fastops
-from fastops import Segments, testing
+from fastops import Segments, nn, testing
 from fastops.nn import SegmentAttentionPool, SegmentNorm, SegmentPool, SegmentSoftmax
 
 MODULES = {
@@ -147,3 +147,37 @@ def test_errors(data, segments):
     ):
         with pytest.raises(exception, match=words):
             make()
+
+
+def scriptable_modules():
+    return [
+        nn.SegmentSoftmax(),
+        nn.SegmentPool("mean"),
+        nn.SegmentPool(list(nn._REDUCTIONS), fill_value=2.0),
+        nn.SegmentPool(["prod", "logsumexp"]),
+        nn.SegmentAttentionPool(4, heads=2),
+        nn.SegmentAttentionPool(4, dtype=torch.bfloat16),
+        nn.SegmentNorm(4),
+        nn.SegmentNorm(4, affine=False),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("number", range(len(scriptable_modules())))
+def test_script(number, device, tmp_path):
+    """A scripted module takes bare offsets, gives the same numbers and gradients, and can be saved; eager ones are left alone."""
+    torch.manual_seed(0)
+    module = scriptable_modules()[number].to(device)
+    dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
+    data = testing.make_data((7, 4), dtype, kind="normal").to(device).requires_grad_()
+    offsets = torch.tensor([0, 3, 3, 7], device=device)
+    model = torch.nn.Sequential(module)
+    scripted = torch.jit.script(module)
+    torch.jit.save(scripted, str(tmp_path / "module.pt"))
+    expected = module(data, offsets)
+    (gradient,) = torch.autograd.grad(expected.sum(), data, retain_graph=True)
+    for way in (scripted, torch.jit.load(str(tmp_path / "module.pt"))):
+        result = way(data, offsets)
+        assert torch.equal(result, expected)
+        assert torch.equal(torch.autograd.grad(result.sum(), data)[0], gradient)
+    assert torch.equal(model[0](data, Segments.from_offsets(offsets)), expected)

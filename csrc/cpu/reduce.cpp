@@ -379,7 +379,7 @@ class Reduce final : public Visitor {
         }
         for (int64_t i = 0; i < rows; ++i) {
           at[i] = first + i * stride;
-          ahead[i] = at[i] + ReducePolicy::kPrefetchBytes / int64_t(sizeof(E));
+          ahead[i] = at[i] + (kTwice<Vectors> ? ReducePolicy::kBlockRows * stride : ReducePolicy::kPrefetchBytes / int64_t(sizeof(E)));
         }
       }
       if constexpr (kTwice<Vectors>) {
@@ -440,29 +440,28 @@ class Reduce final : public Visitor {
       const int64_t vectors = ceil_div(width, kWidth);
       const auto at = [&](int64_t i, int64_t v) FASTOPS_INLINE_LAMBDA { return load<V>(rows(i) + column_of(v, width)); };
       for (int64_t v = 0; v < vectors; ++v) {
-        rows.ask_ahead(nullptr, 0, column_of(v, width));
         base[v] = first_row ? load<V>(first_row + column_of(v, width)) : at(0, v);
         from[v] = Vectors::start(at(0, v), base[v]);
       }
       for (int64_t i = 1; i < n; ++i) {
         for (int64_t v = 0; v < vectors; ++v) {
-          rows.ask_ahead(nullptr, i, column_of(v, width));
           from[v] = Vectors::lead(from[v], Vectors::start(at(i, v), base[v]));
         }
       }
+      const auto term = [&](int64_t i, int64_t v) FASTOPS_INLINE_LAMBDA {
+        rows.ask_ahead(nullptr, i, column_of(v, width));
+        return Vectors::term(at(i, v), base[v], from[v]);
+      };
       for (int64_t v = 0; v < vectors; ++v) {
         from[v] = Vectors::settle(from[v], n);
-        sum[v] = Vectors::term(at(0, v), base[v], from[v]);
+        sum[v] = term(0, v);
       }
       int64_t i = 1;
       for (; i + 4 <= n; i += 4) {
-        for (int64_t v = 0; v < vectors; ++v) {
-          const auto term = [&](int64_t r) FASTOPS_INLINE_LAMBDA { return Vectors::term(at(r, v), base[v], from[v]); };
-          sum[v] += (term(i) + term(i + 1)) + (term(i + 2) + term(i + 3));
-        }
+        for (int64_t v = 0; v < vectors; ++v) sum[v] += (term(i, v) + term(i + 1, v)) + (term(i + 2, v) + term(i + 3, v));
       }
       for (; i < n; ++i) {
-        for (int64_t v = 0; v < vectors; ++v) sum[v] += Vectors::term(at(i, v), base[v], from[v]);
+        for (int64_t v = 0; v < vectors; ++v) sum[v] += term(i, v);
       }
       for (int64_t v = 0; v < vectors; ++v) {
         const Vectors part = Vectors::part(from[v], sum[v], n);
@@ -476,11 +475,13 @@ class Reduce final : public Visitor {
   FASTOPS_HD void join_strip(const From& rows, int64_t n, int64_t number, Vectors* joined, int64_t column = 0,
                              [[maybe_unused]] const V* base = nullptr) const {
     if constexpr (kTwice<Vectors>) {
-      const auto again = [&](int64_t i) FASTOPS_INLINE_LAMBDA { return load<V>(rows(i) + column); };
-      const Vectors strip = twice([&](int64_t i) FASTOPS_INLINE_LAMBDA {
+      // Those ahead are asked for in the second pass, which is the one that memory can work beside.
+      const auto first = [&](int64_t i) FASTOPS_INLINE_LAMBDA { return load<V>(rows(i) + column); };
+      const auto second = [&](int64_t i) FASTOPS_INLINE_LAMBDA {
         rows.ask_ahead(rows(i) + column, i, column);
-        return again(i);
-      }, again, base ? load<V>(base + column) : again(0), n);
+        return first(i);
+      };
+      const Vectors strip = twice(first, second, base ? load<V>(base + column) : first(0), n);
       joined[0] = number == 0 ? strip : Vectors::combine(joined[0], strip);
       return;
     }

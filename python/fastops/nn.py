@@ -1,6 +1,7 @@
 """Modules for models whose rows come in segments. `Segments` travel beside the data: `module(data, segments)`.
 
 They hold parameters and options only, so one module serves any number of segments of any lengths, on any device.
+`torch.jit.script` makes modules that take bare offsets, since TorchScript knows no `Segments`.
 
 >>> pool = SegmentPool(["mean", "amax"])
 >>> pool(torch.ones(7, 3), torch.tensor([0, 3, 3, 7])).shape
@@ -9,7 +10,7 @@ torch.Size([3, 6])
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Union
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,55 @@ _REDUCTIONS = {
 }
 
 
+if TYPE_CHECKING:
+    Grouping = Union[Segments, Tensor]
+else:
+    Grouping = Tensor  # TorchScript reads the annotations
+
+
+# What modules are made of, for Python and for TorchScript.
+
+
+def _mean(data: Tensor, segments: Grouping) -> Tensor:
+    if not torch.jit.is_scripting():
+        return reduce.segment_mean(data, segments)
+    return torch.ops.fastops.segment_mean(data, segments, None, None)
+
+
+def _variance(data: Tensor, segments: Grouping) -> Tensor:
+    if not torch.jit.is_scripting():
+        return normalise.segment_var(data, segments, correction=0)
+    return torch.ops.fastops.segment_var(data, segments, None, None, 0, 0.0)
+
+
+def _handed_down(values: Tensor, segments: Grouping, num_rows: int) -> Tensor:
+    if not torch.jit.is_scripting():
+        return segment_broadcast(values, segments, num_rows=num_rows)
+    return torch.ops.fastops.segment_broadcast(values, segments, None, None, num_rows)
+
+
+def _reduced(name: str, data: Tensor, segments: Grouping, fill_value: Optional[float]) -> Tensor:
+    if not torch.jit.is_scripting():
+        function = _REDUCTIONS[name]
+        return function(data, segments) if fill_value is None else function(data, segments, fill_value=fill_value)
+    fill = 0.0 if fill_value is None else fill_value
+    if name == "sum":
+        return torch.ops.fastops.segment_sum(data, segments, None, None, 0, None, fill)
+    if name == "mean":
+        return torch.ops.fastops.segment_mean(data, segments, None, None, 0, None, fill)
+    if name == "prod":
+        return torch.ops.fastops.segment_prod(data, segments, None, None, 0, None, 1.0 if fill_value is None else fill)
+    if name == "amax":
+        return torch.ops.fastops.segment_amax(data, segments, None, None, 0, fill)
+    if name == "amin":
+        return torch.ops.fastops.segment_amin(data, segments, None, None, 0, fill)
+    if name == "var":
+        return torch.ops.fastops.segment_var(data, segments, None, None, 0, 1.0, fill)
+    if name == "std":
+        return torch.ops.fastops.segment_std(data, segments, None, None, 0, 1.0, fill)
+    return torch.ops.fastops.segment_logsumexp(data, segments, None, None, 0, fill_value)
+
+
 class SegmentSoftmax(nn.Module):
     """Softmax within each segment, see `fastops.segment_softmax`.
 
@@ -51,8 +101,10 @@ class SegmentSoftmax(nn.Module):
         super().__init__()
         self.dim = dim
 
-    def forward(self, data: Tensor, segments: Union[Segments, Tensor]) -> Tensor:
-        return normalise.segment_softmax(data, segments, dim=self.dim)
+    def forward(self, data: Tensor, segments: Grouping) -> Tensor:
+        if not torch.jit.is_scripting():
+            return normalise.segment_softmax(data, segments, dim=self.dim)
+        return torch.ops.fastops.segment_softmax(data, segments, None, None, self.dim)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}"
@@ -86,24 +138,22 @@ class SegmentPool(nn.Module):
         if not isinstance(reduce, (str, list, tuple)) or not all(isinstance(name, str) for name in reduce):
             raise TypeError(sentence("SegmentPool", "reduce", "be a string or a list of strings", kind(reduce)))
         self.reduce = reduce if isinstance(reduce, str) else tuple(reduce)
-        for name in self._names():
+        self.names: List[str] = [reduce] if isinstance(reduce, str) else list(reduce)
+        for name in self.names:
             if name not in _REDUCTIONS:
                 raise ValueError(sentence("SegmentPool", "reduce", f"be among {', '.join(_REDUCTIONS)}", name))
-        if not self._names():
+        if not self.names:
             raise ValueError(sentence("SegmentPool", "reduce", "have at least 1 entry", 0))
         self.fill_value = fill_value
 
-    def _names(self) -> tuple[str, ...]:
-        return (self.reduce,) if isinstance(self.reduce, str) else self.reduce
-
-    def forward(self, data: Tensor, segments: Union[Segments, Tensor]) -> Tensor:
-        if isinstance(segments, Tensor):
-            segments = Segments.from_offsets(segments, check_invariants=segments.is_cpu)
-        options = {} if self.fill_value is None else {"fill_value": self.fill_value}
-        if not isinstance(self.reduce, str) and isinstance(data, Tensor) and data.dim() < 2:
-            raise ValueError(sentence("SegmentPool", "data", "have at least 2 dimensions for several reductions", data.dim()))
-        results = [_REDUCTIONS[name](data, segments, **options) for name in self._names()]
-        return results[0] if isinstance(self.reduce, str) else torch.cat(results, dim=-1)
+    def forward(self, data: Tensor, segments: Grouping) -> Tensor:
+        if not torch.jit.is_scripting():
+            if not isinstance(self.reduce, str) and isinstance(data, Tensor) and data.dim() < 2:
+                raise ValueError(sentence("SegmentPool", "data", "have at least 2 dimensions for several reductions", data.dim()))
+            if isinstance(segments, Tensor):
+                segments = Segments.from_offsets(segments, check_invariants=segments.is_cpu)
+        results = [_reduced(name, data, segments, self.fill_value) for name in self.names]
+        return results[0] if len(results) == 1 else torch.cat(results, dim=-1)
 
     def extra_repr(self) -> str:
         names = repr(self.reduce if isinstance(self.reduce, str) else list(self.reduce))
@@ -152,12 +202,18 @@ class SegmentAttentionPool(nn.Module):
         self.score.reset_parameters()
         self.value.reset_parameters()
 
-    def forward(self, data: Tensor, segments: Union[Segments, Tensor]) -> Tensor:
-        if data.dim() != 2 or data.size(1) != self.dim:
+    def forward(self, data: Tensor, segments: Grouping) -> Tensor:
+        if not torch.jit.is_scripting() and (data.dim() != 2 or data.size(1) != self.dim):
             raise ValueError(sentence("SegmentAttentionPool", "data", f"be [N, {self.dim}]", list(data.shape)))
-        weights = normalise.segment_softmax(self.score(data), segments)
-        values = self.value(data).reshape(-1, self.heads, self.dim // self.heads)
-        return reduce.segment_sum(values, segments, weight=weights).reshape(-1, self.dim)
+        scores, values = self.score(data), self.value(data).reshape(-1, self.heads, self.dim // self.heads)
+        if not torch.jit.is_scripting():
+            weights = normalise.segment_softmax(scores, segments)
+            return reduce.segment_sum(values, segments, weight=weights).reshape(-1, self.dim)
+        weights = torch.ops.fastops.segment_softmax(scores, segments, None, None, 0)
+        if values.dtype == torch.float16 or values.dtype == torch.bfloat16:  # such values take weights in float32
+            weights = weights.to(torch.float32)
+        pooled = torch.ops.fastops._segment_weighted_sum(values, weights, segments, None, None, 0, False, 0)
+        return pooled.reshape(-1, self.dim)
 
     def extra_repr(self) -> str:
         return f"{self.dim}, heads={self.heads}"
@@ -204,22 +260,22 @@ class SegmentNorm(nn.Module):
             nn.init.ones_(self.weight)
             nn.init.zeros_(self.bias)
 
-    def forward(self, data: Tensor, segments: Union[Segments, Tensor]) -> Tensor:
-        if data.dim() < 2 or data.size(-1) != self.num_features:
-            raise ValueError(sentence("SegmentNorm", "data", f"be [N, *, {self.num_features}]", list(data.shape)))
-        if isinstance(segments, Tensor):
-            segments = Segments.from_offsets(segments, check_invariants=segments.is_cpu)
+    def forward(self, data: Tensor, segments: Grouping) -> Tensor:
+        if not torch.jit.is_scripting():
+            if data.dim() < 2 or data.size(-1) != self.num_features:
+                raise ValueError(sentence("SegmentNorm", "data", f"be [N, *, {self.num_features}]", list(data.shape)))
+            if isinstance(segments, Tensor):
+                segments = Segments.from_offsets(segments, check_invariants=segments.is_cpu)
         dtype, rows = data.dtype, data.size(0)
-        if dtype in (torch.float16, torch.bfloat16):  # a variance may leave their range, and is needed more exactly
+        if dtype == torch.float16 or dtype == torch.bfloat16:  # a variance may leave their range, and is needed more exactly
             data = data.float()
-        mean = reduce.segment_mean(data, segments)
-        scale = (normalise.segment_var(data, segments, correction=0) + self.eps).rsqrt()
+        scale = (_variance(data, segments) + self.eps).rsqrt()
         if self.weight is not None:
             scale = scale * self.weight
-        result = (data - segment_broadcast(mean, segments, num_rows=rows)) * segment_broadcast(
-            scale, segments, num_rows=rows
-        )
-        return (result if self.bias is None else result + self.bias).to(dtype)
+        result = (data - _handed_down(_mean(data, segments), segments, rows)) * _handed_down(scale, segments, rows)
+        if self.bias is not None:
+            result = result + self.bias
+        return result.to(dtype)
 
     def extra_repr(self) -> str:
         return f"{self.num_features}, eps={self.eps}, affine={self.affine}"
