@@ -161,6 +161,45 @@ void visit_reducer(Reduction reduction, DType dtype, Visit&& visit) {
   unsupported();
 }
 
+// Calls visit(ReducerTypes<...>{}) for a scan: Wide<T> is what sums and products of floating T run in, and what extrema of
+// all types are looked for in is Ordered<T>.
+template <template <class> class Wide, template <class> class Ordered, class Visit>
+void visit_scan(Scan kind, DType dtype, Visit&& visit) {
+  switch (kind) {
+    case Scan::sum:
+    case Scan::prod:
+      if (!is_floating_dtype(dtype)) {
+        return visit_integer(dtype, [&](auto t) {
+          using T = typename decltype(t)::type;
+          if (kind == Scan::sum) return visit(ReducerTypes<Sum, T, uint64_t, int64_t>{});
+          visit(ReducerTypes<Product, T, uint64_t, int64_t>{});
+        });
+      }
+      return visit_floating(dtype, [&](auto t) {
+        using T = typename decltype(t)::type;
+        if (kind == Scan::sum) return visit(ReducerTypes<Sum, T, Wide<T>, T>{});
+        visit(ReducerTypes<FloatProduct, T, Wide<T>, T>{});
+      });
+    case Scan::max:
+    case Scan::min:
+      return visit_any(dtype, [&](auto t) {
+        using T = typename decltype(t)::type;
+        visit(ReducerTypes<Extremum::WithRow, T, Ordered<T>, T>{});
+      });
+    case Scan::logsumexp:
+      return visit_floating(dtype, [&](auto t) {
+        using T = typename decltype(t)::type;
+        visit(ReducerTypes<LogSumExp, T, compute_t<T>, T>{});
+      });
+    case Scan::linear:
+      return visit_floating(dtype, [&](auto t) {
+        using T = typename decltype(t)::type;
+        visit(ReducerTypes<Linear, T, Wide<T>, T>{});
+      });
+  }
+  unsupported();
+}
+
 // The call as kernels take it. What has none runs as something else: the smallest as the largest of mirrored elements,
 // and whether elements are zero by their bits.
 struct PreparedReduce {

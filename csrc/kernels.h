@@ -9,6 +9,7 @@
 #include "normalisers.h"
 #include "numeric.h"
 #include "reducers.h"
+#include "scans.h"
 #include "segments.h"
 
 #ifdef FASTOPS_WITH_CUDA
@@ -67,6 +68,19 @@ struct NormaliseCall {
   int64_t outer, inner;
 };
 
+struct ScanCall {
+  Scan kind;
+  DType dtype;          // of data and factors
+  const void* data;     // [outer, N, inner]
+  const void* factors;  // [outer, N, inner], linear
+  void* out;            // [outer, N, inner]; int64 where integers are added up or multiplied; rows of no segment get 0
+  int64_t* rows;        // [outer, N, inner], extrema: row numbers, -1 where there is none
+  bool exclusive;       // without the row itself
+  bool reverse;         // from the last row to the first
+  SegmentsView segments;
+  int64_t outer, inner;
+};
+
 // Groups rows by segment: a stable counting sort of index.
 struct GroupCall {
   IndexArray index;      // [N] segment of each row; rows out of [0, S) belong to none
@@ -98,6 +112,7 @@ struct Pool {
   void map_rows(const RowMapCall&, const Pool&);      \
   void dot_rows(const DotCall&, const Pool&);         \
   void normalise(const NormaliseCall&, const Pool&);  \
+  void scan(const ScanCall&, const Pool&);            \
   void group(const GroupCall&, const Pool&);          \
   }
 FASTOPS_DECLARE_CPU_KERNELS(default_)
@@ -121,6 +136,9 @@ void dot_rows(const DotCall&, CUstream_st* stream);
 
 size_t normalise_workspace(const NormaliseCall&);
 void normalise(const NormaliseCall&, void* workspace, CUstream_st* stream);
+
+size_t scan_workspace(const ScanCall&);
+void scan(const ScanCall&, void* workspace, CUstream_st* stream);
 
 size_t group_workspace(const GroupCall&);
 void group(const GroupCall&, void* workspace, CUstream_st* stream);

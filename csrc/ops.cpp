@@ -48,6 +48,14 @@ TORCH_LIBRARY(fastops, m) {
   op("_segment_softmax_backward(Tensor grad, Tensor result, Tensor offsets, Tensor? order, Tensor? index, int dim) -> Tensor");
   op("_segment_log_softmax_backward(Tensor grad, Tensor result, Tensor offsets, Tensor? order, Tensor? index, int dim) -> Tensor");
 
+  // scan.cpp
+  op("segment_cumsum(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, ScalarType? dtype=None, bool exclusive=False, bool reverse=False) -> Tensor");
+  op("segment_cumprod(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, ScalarType? dtype=None, bool exclusive=False, bool reverse=False) -> Tensor");
+  op("segment_cummax(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, bool exclusive=False, bool reverse=False) -> (Tensor values, Tensor indices)");
+  op("segment_cummin(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, bool exclusive=False, bool reverse=False) -> (Tensor values, Tensor indices)");
+  op("segment_logcumsumexp(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, bool exclusive=False, bool reverse=False) -> Tensor");
+  op("_segment_linear_scan(Tensor factors, Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim, bool reverse) -> Tensor");
+
   // segments.cpp
   op("_check_offsets(Tensor offsets) -> Tensor");
   op("_index_bounds(Tensor index) -> Tensor");

@@ -346,6 +346,8 @@ def test_gradient_dtypes(op, device, dtype, pattern):
 # Their derivatives are differences of sums.
 CANCELS = (
     "segment_prod",
+    "segment_cumprod",
+    "segment_logcumsumexp",
     "segment_softmax",
     "segment_log_softmax",
     "segment_logsumexp",
@@ -365,7 +367,7 @@ def check_derivatives(op, sample, way, dtype):
     other_upstream = upstream.detach().cpu().double().requires_grad_()
     expected = floating(op.reference(other_data, segments.cpu(), **sample.kwargs))
     (other_gradient,) = torch.autograd.grad(expected, other_data, other_upstream, create_graph=True)
-    if op.name in CANCELS[1:]:
+    if op.name in CANCELS[2:]:
         scale = float(other_upstream.detach().abs().max()) if other_upstream.numel() else 0.0
         rtol = testing.TOLERANCES[dtype][0] * 8
         torch.testing.assert_close(
@@ -374,7 +376,7 @@ def check_derivatives(op, sample, way, dtype):
     else:
         testing.assert_matches(gradient.detach(), other_gradient.detach(), dtype)
 
-    if op.name == "segment_prod" and dtype in (torch.float16, torch.bfloat16):
+    if op.name in CANCELS[:2] and dtype in (torch.float16, torch.bfloat16):
         return  # what is between the two derivatives leaves the range of 16 bits
     # The derivative of the gradient in some direction, by upstream (linear) and by data (prod alone has one).
     direction = testing.make_data(tuple(gradient.shape), dtype, seed=4)
@@ -386,7 +388,7 @@ def check_derivatives(op, sample, way, dtype):
         elif op.name in CANCELS and dtype != torch.float64:
             # Sums of products of both signs: what is lost to cancellation is relative to their size, not to the sum's.
             scale = float(reference.abs().max())
-            if op.name != "segment_prod":
+            if op.name not in CANCELS[:2]:
                 scale = max(scale, float(direction.abs().max()) * max(1.0, float(other_upstream.detach().abs().max())))
             rtol = testing.TOLERANCES[dtype][0] * 8
             torch.testing.assert_close(one.cpu().double(), reference, rtol=rtol, atol=rtol * scale)
@@ -493,12 +495,13 @@ def test_rows_in_any_order_give_the_bits_of_sorted_rows(op, device, dtype, patte
     if "arg" in op.name:
         row = sorted_results.clone()
         results, sorted_results = results, torch.where(row < 0, row, segments.order[row.clamp(min=0)])
-    elif isinstance(results, tuple):
-        row = sorted_results[1]
-        assert torch.equal(results[1], torch.where(row < 0, row, segments.order[row.clamp(min=0)]))
-        results, sorted_results = results[0], sorted_results[0]
-    elif op.per_row:
-        results = results[segments.order]
+    else:
+        if isinstance(results, tuple):
+            row = sorted_results[1]
+            found = results[1][segments.order] if op.per_row else results[1]
+            assert torch.equal(found, torch.where(row < 0, row, segments.order[row.clamp(min=0)]))
+        results, sorted_results = floating(results), floating(sorted_results)
+        results = results[segments.order] if op.per_row else results
     assert_same_bits(results, sorted_results)
     if op.differentiable:
         upstream = upstream_gradient(results, "contiguous")

@@ -6,6 +6,7 @@
 #include "cpu/capability.h"
 
 #include "cpu/math.h"
+#include "cpu/stage.h"
 #include "cpu/vec.h"
 #include "cpu/walk.h"
 #include "dispatch.h"
@@ -42,13 +43,7 @@ class MapRows final : public Visitor {
       return;
     }
     walk(cut, segments_, pool, tasks, *this);
-    // Rows before the first segment or behind the last, which only offsets that were never checked can leave.
-    const int64_t s = segments_.num_segments;
-    const int64_t first = s > 0 ? segments_.begin(0) : segments_.num_rows, last = s > 0 ? segments_.clamped(s) : segments_.num_rows;
-    for (int64_t outer = 0; outer < call_.outer; ++outer) {
-      zero(outer, 0, first);
-      zero(outer, last, segments_.num_rows);
-    }
+    for_rows_of_no_segment(segments_, call_.outer, [&](int64_t first, int64_t last) { zero(first, last); });
   }
 
   void whole(const Tile& tile, int64_t first, int64_t last, int64_t begin, int64_t, int64_t thread) override {
@@ -145,7 +140,7 @@ class MapRows final : public Visitor {
   void row(int64_t at) {
     const int64_t inner = call_.inner, outer = at / segments_.num_rows, r = at % segments_.num_rows;
     const int64_t s = segments_.index[r];
-    if (s < 0 || s >= segments_.num_segments) return zero(outer, r, r + 1);
+    if (s < 0 || s >= segments_.num_segments) return zero(at, at + 1);
     const int64_t begin = segments_.begin(s), length = segments_.end(s, begin) - begin;
     const int64_t values = (outer * segments_.num_segments + s) * inner;
     T* out = static_cast<T*>(call_.out) + at * inner;
@@ -163,10 +158,8 @@ class MapRows final : public Visitor {
     }
   }
 
-  void zero(int64_t outer, int64_t first, int64_t last) {
-    if (first >= last) return;
-    std::memset(static_cast<T*>(call_.out) + (outer * segments_.num_rows + first) * call_.inner, 0,
-                (last - first) * call_.inner * sizeof(T));
+  void zero(int64_t first, int64_t last) const {
+    std::memset(static_cast<T*>(call_.out) + first * call_.inner, 0, (last - first) * call_.inner * sizeof(T));
   }
 };
 
@@ -197,11 +190,8 @@ class DotRows final : public Visitor {
       });
       return;
     }
-    const bool any = segments_.num_segments > 0 && row > 0;
-    const int64_t first = any ? segments_.begin(0) : rows, last = any ? segments_.clamped(segments_.num_segments) : rows;
-    zero(0, first);  // as in MapRows
     walk(cut, segments_, pool, tasks, *this);
-    zero(last, rows);
+    for_rows_of_no_segment(segments_, 1, [&](int64_t first, int64_t last) { zero(first, last); });
   }
 
   void whole(const Tile&, int64_t first, int64_t last, int64_t begin, int64_t, int64_t) override {
@@ -217,7 +207,7 @@ class DotRows final : public Visitor {
 
  private:
   void zero(int64_t first, int64_t last) const {
-    if (first < last) std::memset(static_cast<V*>(call_.out) + first * call_.heads, 0, (last - first) * call_.heads * sizeof(V));
+    std::memset(static_cast<V*>(call_.out) + first * call_.heads, 0, (last - first) * call_.heads * sizeof(V));
   }
 
   // Rows [first, last) of segment s.

@@ -88,7 +88,9 @@ class NormaliseRows final : public Visitor {
       measures_ = false;
       walk(cut_, segments_, pool, tasks, *this);
     }
-    zero_others();
+    for_rows_of_no_segment(segments_, call_.outer, [&](int64_t first, int64_t last) {
+      std::fill(static_cast<T*>(call_.out) + first * call_.inner, static_cast<T*>(call_.out) + last * call_.inner, T{});
+    });
   }
 
   void whole(const Tile& tile, int64_t first, int64_t last, int64_t begin, int64_t, int64_t thread) override {
@@ -316,25 +318,6 @@ class NormaliseRows final : public Visitor {
     fold(state.total, width, [](V a, V b) { return a + b; });
     if constexpr (kind == Normalise::log_softmax_backward) {
       fold(state.top, width, greater);
-    }
-  }
-
-  // Rows that belong to no segment.
-  void zero_others() const {
-    const int64_t row = call_.inner, rows = segments_.num_rows, s = segments_.num_segments;
-    T* out = static_cast<T*>(call_.out);
-    if (!segments_.order) {  // only offsets that were never checked leave any
-      const int64_t first = s > 0 ? segments_.begin(0) : rows, last = s > 0 ? segments_.clamped(s) : rows;
-      for (int64_t o = 0; o < call_.outer; ++o, out += rows * row) {
-        std::fill(out, out + first * row, T{});
-        std::fill(out + last * row, out + std::max(last, rows) * row, T{});
-      }
-    } else if (segments_.num_positions < rows) {
-      for (int64_t r = 0; r < rows; ++r) {
-        const int64_t of = segments_.index[r];
-        if (of >= 0 && of < s) continue;
-        for (int64_t o = 0; o < call_.outer; ++o) std::fill_n(out + (o * rows + r) * row, row, T{});
-      }
     }
   }
 };

@@ -51,4 +51,22 @@ void unstage_rows(const SegmentsView& segments, T* data, int64_t inner, int64_t 
   for (int64_t i = 0; i < n; ++i, from += stride) copy(data + segments.row(position + i) * inner + column, from, width);
 }
 
+// Calls body(first, last) for runs of stacked rows that belong to no segment.
+template <class Body>
+void for_rows_of_no_segment(const SegmentsView& segments, int64_t outer, Body&& body) {
+  const int64_t rows = segments.num_rows, s = segments.num_segments;
+  if (!segments.order) {  // only offsets that were never checked leave any
+    const int64_t first = s > 0 ? segments.begin(0) : rows, last = s > 0 ? segments.clamped(s) : rows;
+    for (int64_t o = 0; o < outer; ++o) {
+      if (first > 0) body(o * rows, o * rows + first);
+      if (last < rows) body(o * rows + std::max(last, first), (o + 1) * rows);
+    }
+  } else if (segments.num_positions < rows) {
+    for (int64_t r = 0; r < rows; ++r) {
+      if (uint64_t(segments.index[r]) < uint64_t(s)) continue;
+      for (int64_t o = 0; o < outer; ++o) body(o * rows + r, o * rows + r + 1);
+    }
+  }
+}
+
 }  // namespace FASTOPS_CPU_NAMESPACE

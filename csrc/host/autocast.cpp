@@ -44,13 +44,23 @@ Tensor weighted_sum_autocast(const Tensor& data, const Tensor& weight, FASTOPS_G
   return call_weighted_sum(data, weight, {offsets, order, index}, dim, true, fill);
 }
 
+template <c10::DeviceType device, Scan kind>
+Tensor cumulative_autocast(const Tensor& data, FASTOPS_GROUPING, int64_t dim, OptionalDtype dtype, bool exclusive, bool reverse) {
+  const WithoutAutocast<device> without;
+  const bool is_short = data.scalar_type() == at::kHalf || data.scalar_type() == at::kBFloat16;
+  return call_cumulative(kind, data, {offsets, order, index}, dim, exclusive, reverse,
+                         !dtype && is_short ? OptionalDtype(at::kFloat) : dtype);
+}
+
 template <c10::DeviceType device>
 void implement_autocast(torch::Library& m) {
   m.impl("segment_softmax", softmax_autocast<device, false>);
   m.impl("segment_log_softmax", softmax_autocast<device, true>);
   m.impl("segment_logsumexp", logsumexp_autocast<device>);
   m.impl("segment_prod", linear_autocast<device, Reduction::prod>);
-  if (device == at::kCUDA) {  // torch.sum is on this list only
+  if (device == at::kCUDA) {  // torch.sum, cumsum and cumprod are on this list only
+    m.impl("segment_cumsum", cumulative_autocast<device, Scan::sum>);
+    m.impl("segment_cumprod", cumulative_autocast<device, Scan::prod>);
     m.impl("segment_sum", linear_autocast<device, Reduction::sum>);
     m.impl("_segment_weighted_sum", weighted_sum_autocast<device>);
   }

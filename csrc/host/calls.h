@@ -183,4 +183,32 @@ inline Tensor call_var_backward(const Tensor& grad, const Tensor& data, const Te
   return op.call(grad, data, mean, g.offsets, g.order, g.index, dim, correction);
 }
 
+using ScanSignature = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t, bool, bool);
+
+inline Tensor call_cumulative(Scan kind, const Tensor& data, const Grouping& g, int64_t dim, bool exclusive, bool reverse,
+                              OptionalDtype dtype = std::nullopt) {
+  using Signature = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t, OptionalDtype, bool, bool);
+  FASTOPS_OPERATOR(Signature, sum, "segment_cumsum");
+  FASTOPS_OPERATOR(Signature, prod, "segment_cumprod");
+  return (kind == Scan::sum ? sum : prod).call(data, g.offsets, g.order, g.index, dim, dtype, exclusive, reverse);
+}
+
+inline TensorPair call_cumulative_extremum(bool largest, const Tensor& data, const Grouping& g, int64_t dim, bool exclusive, bool reverse) {
+  using Signature = TensorPair(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t, bool, bool);
+  FASTOPS_OPERATOR(Signature, max, "segment_cummax");
+  FASTOPS_OPERATOR(Signature, min, "segment_cummin");
+  return (largest ? max : min).call(data, g.offsets, g.order, g.index, dim, exclusive, reverse);
+}
+
+inline Tensor call_logcumsumexp(const Tensor& data, const Grouping& g, int64_t dim, bool exclusive, bool reverse) {
+  FASTOPS_OPERATOR(ScanSignature, op, "segment_logcumsumexp");
+  return op.call(data, g.offsets, g.order, g.index, dim, exclusive, reverse);
+}
+
+inline Tensor call_linear_scan(const Tensor& factors, const Tensor& data, const Grouping& g, int64_t dim, bool reverse) {
+  using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t, bool);
+  FASTOPS_OPERATOR(Signature, op, "_segment_linear_scan");
+  return op.call(factors, data, g.offsets, g.order, g.index, dim, reverse);
+}
+
 }  // namespace fastops::host

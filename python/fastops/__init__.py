@@ -1,4 +1,4 @@
-"""Reductions and softmax over groups of rows whose lengths differ, on the CPU and on CUDA.
+"""Reductions, softmax and scans over groups of rows whose lengths differ, on the CPU and on CUDA.
 
 >>> data = torch.tensor([3., 1., 4., 1., 5., 9., 2.])
 >>> segments = Segments.from_offsets(torch.tensor([0, 3, 3, 7]))
@@ -30,6 +30,7 @@ from .reduce import (
     segment_prod,
     segment_sum,
 )
+from .scan import segment_cummax, segment_cummin, segment_cumprod, segment_cumsum, segment_logcumsumexp
 from .segments import Segments
 
 __all__ = [
@@ -43,7 +44,12 @@ __all__ = [
     "segment_argmax",
     "segment_argmin",
     "segment_broadcast",
+    "segment_cummax",
+    "segment_cummin",
+    "segment_cumprod",
+    "segment_cumsum",
     "segment_log_softmax",
+    "segment_logcumsumexp",
     "segment_logsumexp",
     "segment_max",
     "segment_mean",

@@ -167,6 +167,9 @@ def check_options(op: str, data: Tensor, options: dict, result: Any = None) -> N
         raise TypeError(sentence(op, "correction", "be a number", kind(correction)))
     if isinstance(correction, (int, float)) and not correction >= 0:
         raise ValueError(sentence(op, "correction", "be at least 0", correction))
+    for option in ("exclusive", "reverse"):
+        if not isinstance(options.get(option, False), bool):
+            raise TypeError(sentence(op, option, "be a bool", kind(options[option])))
     if result is bool:
         if not isinstance(fill_value, bool):
             raise TypeError(sentence(op, "fill_value", "be a bool", kind(fill_value)))

@@ -184,6 +184,61 @@ def segment_std(
     return _spread("segment_std", data, segments, dim, correction, fill_value)
 
 
+def segment_cumsum(
+    data: Tensor,
+    segments: Grouping,
+    *,
+    dim: int = 0,
+    dtype: Optional[torch.dtype] = None,
+    exclusive: bool = False,
+    reverse: bool = False,
+) -> Tensor:
+    return _cumulative("segment_cumsum", data, segments, dim, dtype, exclusive, reverse, 0, torch.add)
+
+
+def segment_cumprod(
+    data: Tensor,
+    segments: Grouping,
+    *,
+    dim: int = 0,
+    dtype: Optional[torch.dtype] = None,
+    exclusive: bool = False,
+    reverse: bool = False,
+) -> Tensor:
+    return _cumulative("segment_cumprod", data, segments, dim, dtype, exclusive, reverse, 1, torch.mul)
+
+
+def segment_cummax(
+    data: Tensor, segments: Grouping, *, dim: int = 0, exclusive: bool = False, reverse: bool = False
+) -> Any:
+    values, indices = _cumulative_extremum("segment_cummax", torch.gt, data, segments, dim, exclusive, reverse)
+    return torch.return_types.cummax((values, indices))
+
+
+def segment_cummin(
+    data: Tensor, segments: Grouping, *, dim: int = 0, exclusive: bool = False, reverse: bool = False
+) -> Any:
+    values, indices = _cumulative_extremum("segment_cummin", torch.lt, data, segments, dim, exclusive, reverse)
+    return torch.return_types.cummin((values, indices))
+
+
+def segment_logcumsumexp(
+    data: Tensor, segments: Grouping, *, dim: int = 0, exclusive: bool = False, reverse: bool = False
+) -> Tensor:
+    call = _Call("segment_logcumsumexp", data, segments, dim, FLOATING)
+    check_options(call.op, data, {"exclusive": exclusive, "reverse": reverse})
+
+    def combine(a: tuple, b: tuple) -> tuple:
+        top = torch.maximum(a[0], b[0]).detach()
+        shift = torch.where(top.isinf(), 0, top)
+        total = (a[0] - shift).exp() + (b[0] - shift).exp()
+        masked = total == 0
+        return (torch.where(masked, -torch.inf, shift + torch.where(masked, 1, total).log()),)
+
+    rows = call.double((_widened(call.rows),), (-torch.inf,), combine, exclusive, reverse)[0]
+    return call.give_back(rows, data.dtype)
+
+
 def segment_broadcast(values: Tensor, segments: Grouping, *, dim: int = 0, num_rows: Optional[int] = None) -> Tensor:
     op = "segment_broadcast"
     segments, dim = check(op, values, segments, dim, "values")
@@ -239,6 +294,27 @@ class _Call:
                 tuple(part.index_select(0, second) for part in padded),
             )
             starts, lengths = new_starts, halves
+
+    def double(self, rows: tuple, identities: tuple, combine: Callable, exclusive: bool, reverse: bool) -> tuple:
+        """Running results, by doubling: after step k each row has combined 2**k rows, those that are met before it first."""
+        num_rows, step = rows[0].size(0), -1 if reverse else 1
+        number = torch.arange(num_rows, device=self.offsets.device)
+        owner = _owners(self.offsets[:-1], num_rows)
+        first, last = self.offsets[owner], self.offsets[owner + 1]
+        longest = int(self.lengths.max()) if self.lengths.numel() else 0
+
+        def before(parts: tuple, by: int) -> tuple:
+            at = number - step * by
+            at = torch.where((at >= first) & (at < last), at, num_rows)  # num_rows: the identity
+            return tuple(
+                torch.cat((part, _one_row(part, identity))).index_select(0, at) for part, identity in zip(parts, identities)
+            )
+
+        by = 1
+        while by < longest:
+            rows = combine(before(rows, by), rows)
+            by *= 2
+        return before(rows, 1) if exclusive else rows
 
     def sum(self, rows: Tensor) -> Tensor:
         return self.halve((rows,), (0,), lambda a, b: (a[0] + b[0],))[0]
@@ -334,6 +410,64 @@ def _spread(
         some = result != 0
         result = torch.where(some, torch.where(some, result, 1).sqrt(), 0)
     return call.finish(result, data.dtype, fill_value, correction)
+
+
+def _cumulative(
+    op: str,
+    data: Tensor,
+    segments: Grouping,
+    dim: int,
+    dtype: Optional[torch.dtype],
+    exclusive: bool,
+    reverse: bool,
+    identity: int,
+    combine: Callable,
+) -> Tensor:
+    call = _Call(op, data, segments, dim)
+    result = _result_dtype(op, data, dtype)
+    check_options(op, data, {"dtype": dtype, "exclusive": exclusive, "reverse": reverse})
+    rows = call.rows.to(result)
+    rows = _widened(rows) if result.is_floating_point else rows.long()
+    zero_times_infinity = combine is torch.mul and result.is_floating_point
+    if zero_times_infinity:
+        # From a zero on the product is 0; an infinity or a NaN that stands in the data makes it NaN.
+        combine = _Times.apply
+        wild, zeros = call.double(
+            ((~rows.isfinite()).long(), (rows == 0).long()), (0, 0), lambda a, b: (a[0] + b[0], a[1] + b[1]), exclusive, reverse
+        )
+    total = call.double((rows,), (identity,), lambda a, b: (combine(a[0], b[0]),), exclusive, reverse)[0]
+    if zero_times_infinity:
+        total = total * torch.where((zeros > 0) & (wild > 0), torch.nan, 1.0).to(total.dtype)
+    if result == torch.bool:
+        total = total != 0
+    return call.give_back(total, result)
+
+
+def _cumulative_extremum(
+    op: str, better: Callable, data: Tensor, segments: Grouping, dim: int, exclusive: bool, reverse: bool
+) -> tuple[Tensor, Tensor]:
+    call = _Call(op, data, segments, dim)
+    check_options(op, data, {"exclusive": exclusive, "reverse": reverse})
+
+    def combine(a: tuple, b: tuple) -> tuple:  # a is met first; of rows that tie the smaller number wins
+        ahead = better(b[0], a[0]) | ((b[0] != b[0]) & (a[0] == a[0]))
+        behind = better(a[0], b[0]) | ((a[0] != a[0]) & (b[0] == b[0]))
+        take = (b[1] >= 0) & ((a[1] < 0) | ahead | (~behind & (b[1] < a[1])))
+        return torch.where(take, b[0], a[0]), torch.where(take, b[1], a[1])
+
+    rows = call.rows.detach()
+    numbers = call.per_segment(call.numbers).expand_as(rows)
+    numbers = call.double((rows, numbers), (0, -1), combine, exclusive, reverse)[1]
+    if data.dtype.is_floating_point:
+        least = -torch.inf if better is torch.gt else torch.inf
+    elif data.dtype == torch.bool:
+        least = better is torch.lt
+    else:
+        limits = torch.iinfo(data.dtype)
+        least = limits.min if better is torch.gt else limits.max
+    values = torch.where(numbers < 0, torch.full((), least, dtype=data.dtype, device=data.device), call.take(numbers))
+    indices = call.give_back(numbers + 1, torch.int64) - 1  # -1 for rows of no segment
+    return call.give_back(values, data.dtype), indices
 
 
 def _owners(starts: Tensor, num_rows: int) -> Tensor:

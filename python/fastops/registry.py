@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Union
 import torch
 from torch import Tensor
 
-from . import move, normalise, reduce, reference
+from . import move, normalise, reduce, reference, scan
 from ._dispatch import ALL_DTYPES, FLOATING, promoted
 from .errors import DeviceMismatchError, dtype_name, kind
 from .segments import Segments
@@ -161,6 +161,29 @@ def _spread_peer(root: bool) -> Callable[[Tensor, Tensor, int], Tensor]:
     return peer
 
 
+def _scan_peer(name: str) -> Callable[[Tensor, Tensor, int], Any]:
+    """Segment after segment: torch has nothing else."""
+
+    def peer(data: Tensor, index: Tensor, num_segments: int) -> Any:
+        parts = data.split(torch.bincount(index, minlength=num_segments).tolist())
+        if name not in ("cummax", "cummin"):
+            return torch.cat([getattr(torch, name)(part, 0) for part in parts])
+        # The first of rows that tie, not the last: that of the maximum of the same rows in the other direction.
+        values, rows, first = [], [], 0
+        for part in parts:
+            found = getattr(torch, name)(part, 0).values
+            fresh = torch.ones_like(part, dtype=torch.bool)
+            if len(part):
+                fresh[1:] = (found[1:] != found[:-1]) & ~((found[1:] != found[1:]) & (found[:-1] != found[:-1]))
+            number = torch.arange(first, first + len(part), device=data.device).reshape(-1, *[1] * (data.dim() - 1))
+            rows.append(torch.where(fresh, number, -1).cummax(0).values if len(part) else number.expand_as(part))
+            values.append(found)
+            first += len(part)
+        return getattr(torch.return_types, name)((torch.cat(values), torch.cat(rows)))
+
+    return peer
+
+
 def _same(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
     return (dtype,)
 
@@ -168,7 +191,7 @@ def _same(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 def _reduction(name: str, description: str, empty: str, peer: Callable, **options: Any) -> Op:
     defaults = {"result": "`[S, *]`", "dtypes": ALL_DTYPES, "result_dtypes": _same, "differentiable": True}
     options = {**defaults, **options}
-    function = getattr(reduce, name, None) or getattr(normalise, name)
+    function = next(getattr(module, name) for module in (reduce, normalise, scan) if hasattr(module, name))
     return Op(name, function, getattr(reference, name), description, empty=empty, peer=peer, **options)
 
 
@@ -183,6 +206,7 @@ _TRUTH = {
 
 _INEXACT = {"dtypes": FLOATING, "exact": False}
 _PER_ROW = {"result": "`[N, *]`", "per_row": True}
+_RUNNING_ROWS = {**_WITH_ROWS, "result": "(values, row numbers) `[N, *]`", "per_row": True}
 
 OPS: list[Op] = [
     _reduction("segment_sum", "the sum of each segment", "0", _sum_peer, **_TOTAL),
@@ -209,6 +233,20 @@ OPS: list[Op] = [
     _reduction("segment_std", "the standard deviation", "0", _spread_peer(True), **_INEXACT),
     _reduction("segment_softmax", "softmax within each segment", "", _softmax_peer(False), **_INEXACT, **_PER_ROW),
     _reduction("segment_log_softmax", "its logarithm", "", _softmax_peer(True), **_INEXACT, **_PER_ROW),
+    _reduction("segment_cumsum", "the sum up to each row", "", _scan_peer("cumsum"), **_TOTAL, **_PER_ROW),
+    _reduction(
+        "segment_cumprod",
+        "the product up to each row",
+        "",
+        _scan_peer("cumprod"),
+        data_kind="factors",
+        exact=False,
+        **_TOTAL,
+        **_PER_ROW,
+    ),
+    _reduction("segment_cummax", "the maximum so far and its first row", "", _scan_peer("cummax"), **_RUNNING_ROWS),
+    _reduction("segment_cummin", "the minimum so far and its first row", "", _scan_peer("cummin"), **_RUNNING_ROWS),
+    _reduction("segment_logcumsumexp", "log of the sum of exponentials so far", "", _scan_peer("logcumsumexp"), **_INEXACT, **_PER_ROW),
     Op(
         "segment_broadcast",
         move.segment_broadcast,
@@ -223,6 +261,8 @@ OPS: list[Op] = [
         takes_values=True,
     ),
 ]
+
+SCANS = ("segment_cumsum", "segment_cumprod", "segment_cummax", "segment_cummin", "segment_logcumsumexp")
 
 _BY_NAME = {op.name: op for op in OPS}
 
@@ -339,6 +379,23 @@ def _errors(op: Op, device: Any) -> Iterator[ErrorSample]:
         for wrong in ("1", None, True):
             words = f"correction must be a number, but got {kind(wrong)}"
             yield error(f"correction_is_{kind(wrong)}", TypeError, words, data, segments, correction=wrong)
+    if op.name in SCANS:
+        for option in ("exclusive", "reverse"):
+            for wrong in (1, None, "yes"):
+                words = f"{option} must be a bool, but got {kind(wrong)}"
+                yield error(f"{option}_is_{kind(wrong)}", TypeError, words, data, segments, **{option: wrong})
+    if op.name in ("segment_sum", "segment_mean", "segment_prod", "segment_cumsum", "segment_cumprod"):
+        yield error(
+            "dtype_is_a_string", TypeError, "dtype must be a torch.dtype, but got str", data, segments, dtype="float32"
+        )
+        yield error(
+            "dtype_is_complex",
+            TypeError,
+            f"dtype must be one of {', '.join(map(dtype_name, op.dtypes))}, but got complex64",
+            data,
+            segments,
+            dtype=torch.complex64,
+        )
     if op.per_row:
         return
     if op.name in ("segment_any", "segment_all"):
@@ -391,18 +448,6 @@ def _errors(op: Op, device: Any) -> Iterator[ErrorSample]:
                 segments,
                 fill_value=float("nan"),
             )
-    if op.name in ("segment_sum", "segment_mean", "segment_prod"):
-        yield error(
-            "dtype_is_a_string", TypeError, "dtype must be a torch.dtype, but got str", data, segments, dtype="float32"
-        )
-        yield error(
-            "dtype_is_complex",
-            TypeError,
-            f"dtype must be one of {', '.join(map(dtype_name, op.dtypes))}, but got complex64",
-            data,
-            segments,
-            dtype=torch.complex64,
-        )
     if op.name in ("segment_sum", "segment_mean"):
         weight, rows = torch.ones_like(data), torch.stack((data, data), 1)
         yield error("weight_is_a_list", TypeError, "weight must be a torch.Tensor, but got list", data, segments, weight=[1.0] * 7)
