@@ -385,6 +385,25 @@ def weighted(scale: Scale) -> Iterator[dict]:
             others = {name: lambda way=way: torch.autograd.grad(way(), (data, weight), grad)[1] for name, way in ways.items()}
             yield beside(facts, "segment_sum", others.pop("fastops"), others, scale)
 
+def scans(scale: Scale) -> Iterator[dict]:
+    """cumsum of one column beside torch.cumsum over the same flat array (at best within 1.5), of more columns beside torch.cumsum along
+    the rows, and the other scans beside segment_cumsum."""
+    for features in (1, 16, 64):
+        rows = scale.rows_scalar if features == 1 else scale.rows
+        data = make_rows(rows, features)
+        for mean_length in (*scale.lengths, rows):
+            segments = Segments.from_lengths(torch.tensor([rows])) if mean_length == rows else uneven(rows, mean_length)
+            facts = {"D": features, "mean length": "all" if mean_length == rows else mean_length}
+            ours = lambda: fastops.segment_cumsum(data, segments)  # noqa: E731
+            yield against(facts, "segment_cumsum", ours, "torch.cumsum", lambda: data.cumsum(0), scale)
+            if mean_length == scale.lengths[1]:
+                for run in (fastops.segment_cumprod, fastops.segment_cummax, fastops.segment_logcumsumexp):
+                    yield against(facts, run.__name__, lambda: run(data, segments), "segment_cumsum", ours, scale)
+                values = make_rows(segments.num_segments, features)
+                broadcast = lambda: fastops.segment_broadcast(values, segments)  # noqa: E731
+                yield against(facts, "segment_cumsum", ours, "segment_broadcast", broadcast, scale)
+
+
 def moments(scale: Scale) -> Iterator[dict]:
     """logsumexp and var beside amax. At best: within 1.6 at D of 16 and more. And one segment with 95 % of the rows beside even
     ones: within 1.5."""
@@ -456,6 +475,7 @@ SECTIONS: dict[str, Callable[[Scale], Iterator[dict]]] = {
     "softmax": softmax,
     "softmax_variants": softmax_variants,
     "weighted": weighted,
+    "scans": scans,
     "moments": moments,
     "tiny": tiny,
 }

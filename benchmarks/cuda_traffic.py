@@ -7,7 +7,8 @@ It stands in for a stopwatch, and does not depend on the machine. One table for 
 
 - l2 / ideal: bytes of all 32-byte sectors that the launches ask for, by the bytes of the inputs read once and the
   results written once. Caches are not simulated, so what one warp reads again counts again. A normalisation has to read
-  the rows of one giant segment twice, which makes 1.48 of softmax and 1.63 of its backward the least that there can be.
+  the rows of one giant segment twice, which makes 1.48 of softmax and 1.63 of its backward the least that there can be;
+  a scan does so, too.
 - instructions: of all threads, in PTX, by elements of the larger of input and output.
 - longest warp: instructions of the warp that has most; of skewed inputs also by that of the uniform input above.
 - launches, and whether the host waited for the device.
@@ -116,6 +117,11 @@ def dot(data: Tensor, values: Tensor, offsets: Tensor):
     return (values, data, offsets), lambda: OPS._segment_dot(values, data, offsets, None, None, 0, 1)
 
 
+def linear_scan(data: Tensor, values: Tensor, offsets: Tensor):
+    factors = torch.rand_like(data)
+    return (factors, data, offsets), lambda: OPS._segment_linear_scan(factors, data, offsets, None, None, 0, False)
+
+
 NORMALISATIONS: dict[str, Callable] = {
     "softmax": reduction("segment_softmax"),
     "log_softmax": reduction("segment_log_softmax"),
@@ -137,6 +143,8 @@ OPERATIONS: dict[str, Callable] = {
     "dot": dot,  # and to the weights
     "select_backward": select_backward,  # of max
     "extremum_backward": extremum_backward,  # of amax
+    **{name: reduction(f"segment_{name}") for name in ("cumsum", "cumprod", "cummax", "logcumsumexp")},
+    "linear_scan": linear_scan,  # in the backward of all but cumsum
     **NORMALISATIONS,
 }
 

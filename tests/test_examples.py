@@ -160,8 +160,9 @@ def test_one_line_knows_the_device(molecules):
 
 # README --------------------------------------------------------------------------------------------------------------
 
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", README, re.M | re.S)
+README, CONTRIBUTING = ((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))
+PAGES = README + CONTRIBUTING
+BLOCKS = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", PAGES, re.M | re.S)
 
 
 def blocks(language):
@@ -169,7 +170,7 @@ def blocks(language):
 
 
 def test_every_block_of_the_readme_is_looked_at():
-    assert README.count("```") == 2 * len(BLOCKS)
+    assert PAGES.count("```") == 2 * len(BLOCKS)
     assert {language for language, _ in BLOCKS} == {"python", "cpp", "text"}
 
 
@@ -212,7 +213,7 @@ def test_the_readme_is_short():
 
 
 def test_files_named_in_the_readme_exist():
-    named = set(re.findall(r"`((?:csrc|python|tests|benchmarks|examples)/[\w./]*)`", README))
+    named = set(re.findall(r"`((?:csrc|python|tests|benchmarks|examples)/[\w./]*)`", PAGES))
     folder = ""
     for line in blocks("text")[0].splitlines():
         name = line.split()[0]

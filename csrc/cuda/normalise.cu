@@ -22,6 +22,7 @@
 
 #include "cuda/launch.cuh"
 #include "cuda/stacked.cuh"
+#include "cuda/tile.cuh"
 #include "cuda/vectors.cuh"
 #include "dispatch.h"
 #include "kernels.h"
@@ -31,7 +32,7 @@ namespace {
 
 // "Measured" means instructions, sectors of memory and the longest warp as benchmarks/cuda_traffic.py counts them.
 struct NormalisePolicy {
-  static constexpr int kThreads = 128;
+  static constexpr int kThreads = kTileThreads;
   // Blocks of the first launch for which a multiprocessor has registers: shared memory is enough for four or five of
   // them. Measured: one more than this, and some architectures spill.
   static constexpr int kBlocks = 4;
@@ -73,69 +74,10 @@ struct NormalisePolicy {
   static constexpr int kApplyWindows = 8;
 };
 
-// Dividing by a number known to the host, where the product of both is below 2^32.
-struct Divider {
-  unsigned by = 1, magic = 0;
-  Divider() = default;
-  explicit Divider(int by) : by(unsigned(by)), magic(unsigned(((uint64_t(1) << 32) + by - 1) / by)) {}
-  __device__ __forceinline__ int operator()(int n) const { return by == 1 ? n : int(__umulhi(unsigned(n), magic)); }
-};
-
-// How rows are cut into tiles of rows and columns, and the shared memory of a tile: elements as they are computed with
-// (of a derivative twice), then starts of segments, then chunks for teams and for warps.
-struct TileShape {
-  int columns;
-  int stride;  // elements from row to row
-  int chunk;   // rows, a power of two
-  int log2_chunk;
-  int keys;
-  int run, max_size;  // rows of a segment that one thread takes, and the largest size of a team
-  bool linear;        // elements lie as in memory
-  Divider by_columns;
-  int array_bytes, starts_offset, list_offset[NormalisePolicy::kTeams], bytes;
-  __host__ __device__ int max_rows() const { return keys + chunk; }
-  // A segment with a chunk in a list has more rows than smaller teams take, but for the two that the tile cuts.
-  __host__ __device__ int list_room(int size) const {
-    constexpr int kHeld = NormalisePolicy::kHeld;
-    const int smaller = size == 0 ? 0 : kHeld * kHeld << size >> 1;
-    return size > max_size ? 0 : max_rows() / ((smaller > run ? smaller : run) + 1) + 3;
-  }
-
-  template <class T, class V>
-  void set(int64_t inner, int arrays, bool ordered) {
-    using P = NormalisePolicy;
-    const int elements = P::kTileBytes / arrays / int(sizeof(V)), most = elements / P::kMinChunk;
-    const int64_t tiles = ceil_div(inner, most);
-    constexpr int kSector = 32 / sizeof(T);
-    columns = tiles == 1 ? int(inner) : int(ceil_div(ceil_div(inner, tiles), kSector) * kSector);
-    // Eight rows of four columns are in different banks if rows are an odd number of 16 bytes apart.
-    constexpr int kUnit = kVectorBytes / sizeof(V);
-    stride = columns % (2 * kUnit) == 0 ? columns + kUnit : columns;
-    linear = !ordered && tiles == 1 && stride == columns;
-    chunk = P::kMinChunk;
-    while (2 * chunk <= P::kMaxChunk && 4 * chunk * stride <= elements) chunk *= 2;
-    while (1 << log2_chunk < chunk) ++log2_chunk;
-    keys = std::max(P::kMinKeys, elements / stride);
-    const bool narrow = columns < P::kNarrow;
-    run = narrow ? P::kHeld : P::kWideRun;
-    max_size = narrow ? P::kTeams - 1 : P::kWideSize;
-    by_columns = Divider(columns);
-
-    const int line = 128 / int(sizeof(T)), beyond = kVectorBytes / int(sizeof(T));
-    array_bytes = int(ceil_div((line + max_rows() * stride + beyond) * int(sizeof(V)), 128) * 128);
-    starts_offset = arrays * array_bytes;
-    bytes = starts_offset + (keys + 3) / 2 * 4;
-    for (int size = 0; size < P::kTeams; ++size) {
-      list_offset[size] = bytes;
-      bytes += list_room(size) * 4;
-    }
-  }
-};
-
 struct NormaliseArgs {
   NormaliseCall call;
   StackedSegments stack;
-  TileShape shape;
+  TileShape<NormalisePolicy> shape;
   void* partials;     // [slots, inner] States of chunks of long segments; of the first chunk, then, of all
   int64_t* covering;  // [windows] of chunk positions: the segment that stands at the last of them if it is long, or -1
   int64_t units;      // tiles of the first launch
@@ -143,122 +85,6 @@ struct NormaliseArgs {
   int apply_windows;  // that a block of the third launch takes
   int join_columns;   // that a block of the second launch takes
 };
-
-// Columns [column, column + width) of rows at the positions from `position` on, in pieces of kVec elements that are
-// neighbours in memory and in shared memory. A thread takes every kThreads-th piece:
-//
-//     by rows    | piece | piece |   all that a row has, then the next row
-//     linear     edge | piece | piece | edge     all rows as one, from the 128-byte line of memory in which they begin
-//                                                on, so that requests are whole lines
-template <class T, int kVec>
-struct Pieces {
-  static constexpr int kThreads = NormalisePolicy::kThreads;
-  const NormaliseArgs& args;
-  int64_t position, column;
-  int width;
-  int shift;        // linear: elements before the first row in its line
-  int stop;         // linear: and of all
-  int limit;        // elements of a row, none if linear
-  int begin, end;   // pieces
-  int rows_pieces;  // by rows: of a row
-  int64_t at;       // of the element before which the first row or its line begins
-  int rows_on, on;  // from a piece to the next one of the same thread: rows, and elements beside
-
-  __device__ __forceinline__ Pieces(const NormaliseArgs& args, int64_t position, int rows, int64_t column)
-      : args(args), position(position), column(column) {
-    const TileShape& shape = args.shape;
-    width = int(min(int64_t(shape.columns), args.call.inner - column));
-    at = position * args.call.inner + column;
-    if (shape.linear) {
-      shift = int((reinterpret_cast<uintptr_t>(args.call.data) + at * sizeof(T)) % 128 / sizeof(T));
-      stop = shift + rows * width;
-      at -= shift;
-      limit = 1 << 30;
-      begin = (shift + kVec - 1) / kVec;
-      end = stop / kVec;
-      rows_pieces = 0;
-      rows_on = 0;
-      on = kThreads * kVec;
-    } else {
-      rows_pieces = width / kVec;
-      shift = stop = begin = 0;
-      limit = width;
-      end = rows * rows_pieces;
-      rows_on = kThreads / rows_pieces;
-      on = (kThreads - rows_on * rows_pieces) * kVec;
-    }
-  }
-
-  // The piece after the last one with an element of the first `rows` rows.
-  __device__ __forceinline__ int end_of(int rows) const {
-    return args.shape.linear ? min(end, (shift + rows * width + kVec - 1) / kVec) : rows * rows_pieces;
-  }
-
-  struct Cursor {
-    int piece, row, in_row;
-  };
-  __device__ __forceinline__ Cursor first() const {
-    const int piece = int(threadIdx.x) < begin ? threadIdx.x + kThreads : threadIdx.x;
-    const int row = args.shape.linear ? 0 : piece / rows_pieces;
-    return {piece, row, piece * kVec - row * width};
-  }
-  __device__ __forceinline__ void advance(Cursor& cursor) const {
-    cursor.piece += kThreads;
-    cursor.row += rows_on;
-    cursor.in_row += on;
-    if (cursor.in_row >= limit) {
-      cursor.in_row -= limit;
-      ++cursor.row;
-    }
-  }
-  // Where it begins in shared memory, and in the data.
-  __device__ __forceinline__ int to(const Cursor& cursor) const {
-    return cursor.row * args.shape.stride + cursor.in_row;
-  }
-  __device__ __forceinline__ int64_t in_data(int row, int in_row) const {
-    const SegmentsView& segments = args.stack.one;
-    if (!segments.order) return at + (row * args.call.inner + in_row);
-    const int64_t slice = args.stack.slice_of(position + row, segments.num_positions);
-    const int64_t in_slice = segments.row(position + row - slice * segments.num_positions);
-    return (slice * segments.num_rows + in_slice) * args.call.inner + column + in_row;
-  }
-  __device__ __forceinline__ int64_t in_data(const Cursor& cursor) const { return in_data(cursor.row, cursor.in_row); }
-
-  // The element before the first piece or behind the last one that is this thread's, or -1: linear, from `at` on.
-  __device__ __forceinline__ int edge() const {
-    if (kVec == 1 || threadIdx.x >= 2 * kVec || !args.shape.linear) return -1;
-    const int first = min(begin * kVec, stop), last = max(end * kVec, first);
-    const int element = threadIdx.x < kVec ? shift + threadIdx.x : last + threadIdx.x - kVec;
-    return element < (threadIdx.x < kVec ? first : stop) ? element : -1;
-  }
-};
-
-// kVec elements from and to shared memory, where they are of the type that is computed in.
-template <class T, int kVec>
-__device__ __forceinline__ void read_shared(const compute_t<T>* from, T (&x)[kVec]) {
-  compute_t<T> values[kVec];
-  load_elements(from, values);
-#pragma unroll
-  for (int e = 0; e < kVec; ++e) x[e] = store_as<T>(values[e]);
-}
-template <class T, int kVec>
-__device__ __forceinline__ void write_shared(compute_t<T>* to, const T (&x)[kVec]) {
-  using V = compute_t<T>;
-  V values[kVec];
-#pragma unroll
-  for (int e = 0; e < kVec; ++e) values[e] = load_as<V>(x[e]);
-  if constexpr (kVec == 1) {
-    *to = values[0];
-  } else if constexpr (sizeof(V) == 8) {
-    static_assert(kVec == 2);
-    *reinterpret_cast<double2*>(to) = {values[0], values[1]};
-  } else {
-#pragma unroll
-    for (int e = 0; e < kVec; e += 4) {
-      *reinterpret_cast<float4*>(to + e) = {values[e], values[e + 1], values[e + 2], values[e + 3]};
-    }
-  }
-}
 
 template <class R>
 __device__ __forceinline__ R shuffle_xor(unsigned mask, const R& x, int by) {
@@ -377,25 +203,6 @@ struct ColumnRows {
   }
 };
 
-// The last `behind` positions of each slice, which belong to no segment: an index that was never checked leads there.
-template <class T, int kVec>
-__device__ __noinline__ void zero_behind(const NormaliseArgs& args, int64_t behind, int64_t column) {
-  const int64_t positions = args.stack.one.num_positions, tiles = ceil_div(behind, int64_t(args.shape.keys));
-#pragma unroll 1
-  for (int64_t unit = blockIdx.x; unit < args.stack.outer * tiles; unit += gridDim.x) {
-    const int64_t slice = unit / tiles, before = (unit - slice * tiles) * args.shape.keys;
-    const Pieces<T, kVec> pieces(args, (slice + 1) * positions - behind + before,
-                                 int(min(behind - before, int64_t(args.shape.keys))), column);
-    T* const out = static_cast<T*>(args.call.out);
-    const T zeros[kVec] = {};
-#pragma unroll 1
-    for (auto cursor = pieces.first(); cursor.piece < pieces.end; pieces.advance(cursor)) {
-      store_pack(out + pieces.in_data(cursor), zeros);
-    }
-    if (pieces.edge() >= 0) out[pieces.at + pieces.edge()] = T{};
-  }
-}
-
 template <Normalise kind, class T, int kVec>
 __global__ void __launch_bounds__(NormalisePolicy::kThreads,
                                   sizeof(compute_t<T>) == 8 ? NormalisePolicy::kDoubleBlocks : NormalisePolicy::kBlocks)
@@ -417,7 +224,7 @@ __global__ void __launch_bounds__(NormalisePolicy::kThreads,
   };
   __shared__ Work work;
   extern __shared__ uint4 dynamic[];
-  const TileShape& shape = args.shape;
+  const TileShape<NormalisePolicy>& shape = args.shape;
   unsigned char* const shared = reinterpret_cast<unsigned char*>(dynamic);
   V* const x = reinterpret_cast<V*>(shared);
   V* const g = reinterpret_cast<V*>(shared + (kDerivative ? shape.array_bytes : 0));
@@ -432,7 +239,7 @@ __global__ void __launch_bounds__(NormalisePolicy::kThreads,
   const int64_t behind = call.segments.num_positions - call.segments.clamped(call.segments.num_segments);
 #pragma unroll 1
   for (int64_t column = int64_t(blockIdx.y) * columns; column < call.inner; column += int64_t(gridDim.y) * columns) {
-    if (behind > 0) zero_behind<T, kVec>(args, behind, column);
+    if (behind > 0) fill_behind<NormaliseArgs, T, kVec>(args, behind, column, out, T{});
 #pragma unroll 1
     for (int64_t unit = blockIdx.x; unit < args.units; unit += gridDim.x) {
       __syncthreads();  // the tile before is done with shared memory
@@ -452,7 +259,7 @@ __global__ void __launch_bounds__(NormalisePolicy::kThreads,
         starts[i + 1] =
             uint16_t(max(int64_t(0), min(args.stack.end(first_segment + i) - first_position, int64_t(rows))));
       }
-      const Pieces<T, kVec> pieces(args, first_position, rows, column);
+      const Pieces<NormaliseArgs, T, kVec> pieces(args, first_position, rows, column);
       const int edge = pieces.edge();
 #pragma unroll 1
       for (auto cursor = pieces.first(); cursor.piece < pieces.end;) {
@@ -758,7 +565,7 @@ __global__ void __launch_bounds__(NormalisePolicy::kThreads, 1)
       }
       __syncthreads();
       if (num_found == 0) continue;
-      const Pieces<T, kVec> pieces(args, position, rows, column);
+      const Pieces<NormaliseArgs, T, kVec> pieces(args, position, rows, column);
 #pragma unroll 1
       for (int item = threadIdx.x; item < most * columns; item += kThreads) {
         const int q = args.shape.by_columns(item), c = item - q * columns;
@@ -850,7 +657,7 @@ struct NormaliseRows {
   explicit NormaliseRows(const NormaliseCall& call) {
     args.call = call;
     args.stack = {call.segments, call.outer};
-    TileShape& shape = args.shape;
+    TileShape<NormalisePolicy>& shape = args.shape;
     shape.set<T, V>(call.inner, is_derivative(kind) ? 2 : 1, bool(call.segments.order));
     const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % kVectorBytes == 0; };
     vectors = aligned(call.data) && aligned(call.grad) && aligned(call.out) &&
@@ -882,7 +689,7 @@ struct NormaliseRows {
   template <int kWidth>
   void launch(cudaStream_t stream) {
     constexpr int kThreads = NormalisePolicy::kThreads;
-    const TileShape& shape = args.shape;
+    const TileShape<NormalisePolicy>& shape = args.shape;
     const unsigned tiles = blocks_along_y(ceil_div(args.call.inner, shape.columns));
     normalise_kernel<kind, T, kWidth><<<dim3(blocks_for(args.units, 1), tiles), kThreads, shape.bytes, stream>>>(args);
     check(cudaGetLastError());
