@@ -48,13 +48,13 @@ def place(values, layout):
 
 
 @st.composite
-def calls(draw, op, dtypes):
+def calls(draw, op, dtypes, special=True):
     dtype = draw(st.sampled_from(dtypes))
     segments = testing.make_segments(tuple(draw(lengths)), draw(st.sampled_from(testing.GROUPINGS)), seed=draw(seeds))
     around = draw(shapes)
     dim = draw(st.integers(0, len(around)))
     shape = [*around[:dim], segments.num_segments if op.takes_values else segments.num_rows, *around[dim:]]
-    kinds = [op.data_kind] if op.name == "segment_prod" else [op.data_kind, "special"]
+    kinds = [op.data_kind, "special"] if special and op.name != "segment_prod" else [op.data_kind]
     values = testing.make_data(tuple(shape), dtype, kind=draw(st.sampled_from(kinds)), seed=draw(seeds))
     if draw(st.booleans()):
         dim -= len(shape)
@@ -83,8 +83,11 @@ def test_value(op, device):
 
 @pytest.mark.parametrize("op", [op for op in OPS if op.differentiable], ids=lambda op: op.name)
 def test_gradient(op, device):
+    # Products with an infinity and a zero are NaN, and what a NaN's derivative is depends on the way; tests of scans have the rest.
+    special = op.name not in ("segment_cumprod", "segment_logcumsumexp")
+
     @examples(device, 30)
-    @given(calls(op, (torch.float64,)), st.data())
+    @given(calls(op, (torch.float64,), special), st.data())
     def check(call, more):
         values, segments, dim, layout = call
         leaf = place(values.to(device), layout).requires_grad_()

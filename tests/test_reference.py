@@ -36,6 +36,19 @@ def one_at_a_time(name, data, segments):
             result = function(part, 0) if len(part) else part
             out[index == number] = torch.where(masked, -torch.inf if name == "log_softmax" else 0.0, result)
         return out
+    if "cum" in name:
+        out, numbers = None, torch.full(data.shape, -1)
+        for number in range(segments.num_segments):
+            members = (index == number).nonzero()[:, 0]
+            result = function(data[members], 0)
+            values = result[0] if isinstance(result, tuple) else result
+            out = torch.zeros(data.shape, dtype=values.dtype) if out is None else out
+            out[members] = values
+            if isinstance(result, tuple):  # torch returns the last of rows that tie
+                for at, best in enumerate(values):
+                    equal = (data[members[: at + 1]] == best) | ((data[members[: at + 1]] != data[members[: at + 1]]) & (best != best))
+                    numbers[members[at]] = members[equal.int().cumsum(0).eq(0).sum(0)]
+        return (out, numbers) if name in ("cummax", "cummin") else out
     results, rows = [], []
     for number in range(segments.num_segments):
         members = (index == number).nonzero()[:, 0]

@@ -183,6 +183,15 @@ def test_no_gradient_is_nan_for_rows_of_minus_infinity(make):
         assert second.isfinite().all()
 
 
+def test_gradient_around_infinities(make):
+    """As torch's: rows before an infinity have theirs, and those after it none."""
+    for values in ([1.0, INF, 2], [0.0, 3, INF, 1, -INF]):
+        data, other = make(values).requires_grad_(), make(values).requires_grad_()
+        segment_logcumsumexp(data, make([0, len(values)])).sum().backward()
+        other.logcumsumexp(0).sum().backward()
+        torch.testing.assert_close(data.grad, other.grad, equal_nan=True)
+
+
 @pytest.mark.parametrize("features", (1, 8))
 @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
 def test_half_does_not_saturate(device, dtype, features):

@@ -79,7 +79,7 @@ class ScanRows final : public Visitor {
 
   void whole(const Tile& tile, int64_t first, int64_t last, int64_t begin, int64_t, int64_t) override {
     if (!measures_) return;
-    const bool is_column = call_.inner == 1 && !segments_.order;
+    const bool is_column = call_.inner == 1;
     if (call_.exclusive) {
       is_column ? columns<true>(tile, first, last, begin) : rows<true>(tile, first, last, begin);
     } else {
@@ -187,22 +187,37 @@ class ScanRows final : public Visitor {
   }
 
   template <bool exclusive>
-  FASTOPS_NOINLINE void columns(const Tile& tile, int64_t first, int64_t last, int64_t begin) const {
+  void columns(const Tile& tile, int64_t first, int64_t last, int64_t begin) const {
+    if (segments_.order) {
+      columns_as<exclusive, true>(tile, first, last, begin);
+    } else {
+      columns_as<exclusive, false>(tile, first, last, begin);
+    }
+  }
+
+  template <bool exclusive, bool ordered>
+  FASTOPS_NOINLINE void columns_as(const Tile& tile, int64_t first, int64_t last, int64_t begin) const {
     for (int64_t s = first; s < last; ++s) {
       const int64_t length = segments_.end(s, begin) - begin;
-      if (length > 0) column<exclusive>(tile, begin, length, nullptr);
+      if (length > 0) column<exclusive, ordered>(tile, begin, length, nullptr);
       begin += length;
     }
   }
 
-  // The rows of one column, which stand side by side: a step for each, or four at a time, so that a result waits for the
-  // one four rows before it and not for its neighbour.
-  template <bool exclusive>
+  // The rows of one column: a step for each, or four at a time, so that a result waits for the one four rows before it and
+  // not for its neighbour.
+  template <bool exclusive, bool ordered>
   FASTOPS_HD void column(const Tile& tile, int64_t position, int64_t n, const Scalars* known) const {
     const int64_t slice = tile.outer * segments_.num_rows, step = call_.reverse ? -1 : 1;
     const int64_t start = call_.reverse ? position + n - 1 : position;
-    const auto at = [&](int64_t i) FASTOPS_INLINE_LAMBDA { return scalar_at(slice + start + i * step, start + i * step); };
-    const auto put = [&](int64_t i, const Scalars& x) FASTOPS_INLINE_LAMBDA { write(slice + start + i * step, x); };
+    const auto row = [&](int64_t i) FASTOPS_INLINE_LAMBDA {
+      return ordered ? segments_.row(start + i * step) : start + i * step;
+    };
+    const auto at = [&](int64_t i) FASTOPS_INLINE_LAMBDA {
+      const int64_t r = row(i);
+      return scalar_at(slice + r, r);
+    };
+    const auto put = [&](int64_t i, const Scalars& x) FASTOPS_INLINE_LAMBDA { write(slice + row(i), x); };
     Scalars state;
     int64_t i = 0;
     if (known) {
@@ -210,7 +225,7 @@ class ScanRows final : public Visitor {
     } else {
       state = at(0);
       if (exclusive) {
-        write_nothing(slice + start, 1);
+        write_nothing(slice + row(0), 1);
       } else {
         put(0, state);
       }
@@ -239,7 +254,9 @@ class ScanRows final : public Visitor {
   // Results of n rows, given what is known before them, if anything.
   template <bool exclusive>
   FASTOPS_NOINLINE void scan(const Tile& tile, int64_t position, int64_t n, const Scalars* known) const {
-    if (call_.inner == 1 && !segments_.order) return column<exclusive>(tile, position, n, known);
+    if (call_.inner == 1) {
+      return segments_.order ? column<exclusive, true>(tile, position, n, known) : column<exclusive, false>(tile, position, n, known);
+    }
     const int64_t width = tile.last - tile.first, base = tile.outer * segments_.num_rows;
     const auto run = [&](auto& states, int64_t count, auto&& column, auto&& load) FASTOPS_INLINE_LAMBDA {
       for_each_row(position, n, [&](int64_t row, int64_t i) FASTOPS_INLINE_LAMBDA {

@@ -272,7 +272,8 @@ struct LogcumsumexpFunction : torch::autograd::Function<LogcumsumexpFunction> {
       const Tensor is_some = part != -std::numeric_limits<double>::infinity();
       return at::where(is_some, (at::where(is_some, part, none) - at::where(is_some, y, none)).exp(), none);
     };
-    const Tensor back = handed_back(share(before), grad, saved.grouping, saved.dim, saved.exclusive, saved.reverse);
+    const Tensor all = at::ones({}, x.options());  // of an infinity, whatever comes after
+    const Tensor back = handed_back(at::where(before == std::numeric_limits<double>::infinity(), all, share(before)), grad, saved.grouping, saved.dim, saved.exclusive, saved.reverse);
     Tensor down = share(x) * back;
     if (saved.grouping.order) {  // nothing to rows of no segment, at which y is 0
       const int64_t dim = at::maybe_wrap_dim(saved.dim, x.dim());
