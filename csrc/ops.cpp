@@ -48,6 +48,10 @@ TORCH_LIBRARY(fastops, m) {
   op("_segment_softmax_backward(Tensor grad, Tensor result, Tensor offsets, Tensor? order, Tensor? index, int dim) -> Tensor");
   op("_segment_log_softmax_backward(Tensor grad, Tensor result, Tensor offsets, Tensor? order, Tensor? index, int dim) -> Tensor");
 
+  // sort.cpp
+  op("segment_sort(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, bool descending=False) -> (Tensor values, Tensor indices)");
+  op("segment_argsort(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, bool descending=False) -> Tensor");
+
   // segments.cpp
   op("_check_offsets(Tensor offsets) -> Tensor");
   op("_index_bounds(Tensor index) -> Tensor");

@@ -36,6 +36,13 @@ def one_at_a_time(name, data, segments):
             result = function(part, 0) if len(part) else part
             out[index == number] = torch.where(masked, -torch.inf if name == "log_softmax" else 0.0, result)
         return out
+    if "sort" in name:
+        values, rows = torch.zeros_like(data[:0]), torch.zeros(0, *data.shape[1:], dtype=torch.int64)
+        for number in range(segments.num_segments):
+            members = (index == number).nonzero()[:, 0]
+            part = data[members].sort(dim=0, stable=True)
+            values, rows = torch.cat((values, part.values)), torch.cat((rows, members[part.indices]))
+        return rows if name == "argsort" else (values, rows)
     results, rows = [], []
     for number in range(segments.num_segments):
         members = (index == number).nonzero()[:, 0]
