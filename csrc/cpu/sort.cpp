@@ -22,7 +22,7 @@ struct SortPolicy {
   static constexpr int64_t kCountRows = 64;        // guess: as far as counting is quicker than counting halves and a merge
   static constexpr int64_t kRunRows = 32;          // guess: of what is merged
   static constexpr int64_t kInsertRows = 16;       // guess: the same for wide elements, which are not compared by vectors
-  static constexpr int64_t kDigitRows = 128;       // guess: from so many rows for each digit on, digits are quicker than merges
+  static constexpr int64_t kDigitRows = 32;        // measured: from so many rows for each digit on, digits are quicker than merges
   static constexpr int kDigitBits = 8;             // guess: so many places can be written to without missing the TLB
   static constexpr int64_t kLongRows = 1 << 16;    // guess: less is not worth several threads
   static constexpr int64_t kLongShare = 4;         // guess: a segment is for all threads if it is this part of one's work
