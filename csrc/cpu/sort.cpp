@@ -4,9 +4,11 @@
 // above the row's place in its segment: no two of them are equal, so that any way of sorting is stable. Short columns are
 // sorted by counting how many elements are smaller, by vectors; longer ones by merging such runs, still longer ones digit by
 // digit. Then the places say which rows stand where. One thread takes one segment, but all take one together that is a large
-// part of the whole. Elements take 8 bytes (16 if keys do not fit): the columns of a tile and one more, for each thread.
+// part of the whole. Elements take 8 bytes (16 if keys do not fit): the columns of a tile and one more, for each thread, of the
+// longest segment that it takes; and those of a segment that all take, unless they find room in the result.
 #include "cpu/capability.h"
 
+#include "cpu/stage.h"
 #include "cpu/vec.h"
 #include "cpu/walk.h"
 #include "dispatch.h"
@@ -26,9 +28,9 @@ struct SortPolicy {
   static constexpr int kDigitBits = 8;             // guess: so many places can be written to without missing the TLB
   static constexpr int64_t kLongRows = 1 << 16;    // guess: less is not worth several threads
   static constexpr int64_t kLongShare = 4;         // guess: a segment is for all threads if it is this part of one's work
-  static constexpr int64_t kLongColumns = 8;       // guess: of such a segment, at once: an element takes 17 bytes then, or 33
+  static constexpr int64_t kLongColumns = 8;       // guess: of such a segment, at once: 9 bytes for each element, or 17
   static constexpr int64_t kBucketRows = 1 << 14;  // guess: twice their elements stay in the second-level cache
-  static constexpr int kMostBuckets = 256;         // which a byte can tell apart
+  static constexpr int kMostBuckets = 128;         // measured: each doubling is a step more to find them, and bytes tell no more than 256 apart
   static constexpr int64_t kSamples = 16;          // guess: for each bucket; few are twice as large as the others
   static constexpr int64_t kTaskBytes = 1 << 13;   // guess: below this a second thread costs more than it saves
 };
@@ -63,18 +65,18 @@ template <int kVectors>
 FASTOPS_HD void count_smaller(const Packed* from, int64_t n, const Packed* some, int64_t* ranks) {
   constexpr int kWidth = kLanes<int64_t>;
   vec<int64_t> own[kVectors], rank[kVectors] = {};
-  for (int v = 0; v < kVectors; ++v) own[v] = unaligned<vec<int64_t>>(some + v * kWidth);
+  unrolled<kVectors>([&](auto v) FASTOPS_INLINE_LAMBDA { own[v] = unaligned<vec<int64_t>>(some + v * kWidth); });
   for (int64_t i = 0; i < n; ++i) {
     const int64_t other = from[i].bits;
-    for (int v = 0; v < kVectors; ++v) {
+    unrolled<kVectors>([&](auto v) FASTOPS_INLINE_LAMBDA {
       if constexpr (kWidth == 1) {
         rank[v] += other < own[v];
       } else {
         rank[v] -= other < own[v];  // all bits of a lane say yes
       }
-    }
+    });
   }
-  for (int v = 0; v < kVectors; ++v) std::memcpy(ranks + v * kWidth, &rank[v], sizeof(rank[v]));
+  unrolled<kVectors>([&](auto v) FASTOPS_INLINE_LAMBDA { std::memcpy(ranks + v * kWidth, &rank[v], sizeof(rank[v])); });
 }
 
 // Sorts n elements, kCountRows at most.
@@ -179,7 +181,7 @@ E* sort_elements(E* from, E* to, int64_t n, int64_t key_bytes) {
 // buckets. Several searches go on at once, since each of them waits for memory at every step.
 template <class E>
 void find_buckets(const E* elements, int64_t n, const E* last, int buckets, uint8_t* found) {
-  constexpr int kAtOnce = 8;
+  constexpr int kAtOnce = 16;
   for (int64_t i = 0; i < n; i += kAtOnce) {
     const int count = int(std::min<int64_t>(kAtOnce, n - i));
     int bucket[kAtOnce] = {};
@@ -270,39 +272,42 @@ class SortRows final : public Visitor {
   }
 
   // One segment by all threads: a few of its elements, sorted, say where buckets of nearly the same size end; the elements go
-  // to their buckets, in the order of their places; then each bucket is sorted by one thread, in its cache.
+  // to their buckets, in the order of their places; then each bucket is sorted by one thread, in its cache. Making elements
+  // twice costs less than keeping them. Those of a single column are in their buckets where its indices will be.
   void sort_long(const Tile& tile, int64_t begin, int64_t length, const Pool& pool) {
-    const int64_t width = tile.last - tile.first, stride = length + kBehind;
-    const int64_t tasks = std::clamp<int64_t>(length / Policy::kBucketRows, 1, pool.num_threads);
+    const int64_t width = tile.last - tile.first, tasks = std::min<int64_t>(length / Policy::kBucketRows, rooms_.size());
     int buckets = 1;
     while (buckets < Policy::kMostBuckets && buckets * Policy::kBucketRows < length) buckets *= 2;
-    E* columns[Policy::kLongColumns];
-    E* grouped[Policy::kLongColumns];
-    E* at = rooms_[0].of(2 * width * stride);
-    for (int64_t c = 0; c < width; ++c, at += 2 * stride) columns[c] = at, grouped[c] = at + stride;
     const std::unique_ptr<E[]> last(new E[width * buckets]);
-    for (int64_t c = 0; c < width; ++c) choose_buckets({tile.outer, tile.first + c, tile.first + c + 1}, begin, length, buckets, &last[c * buckets]);
+    for (int64_t c = 0; c < width; ++c) choose_buckets(tile, c, begin, length, buckets, &last[c * buckets]);
 
     const std::unique_ptr<uint8_t[]> bucket_of(new uint8_t[width * length]);
     const std::unique_ptr<int64_t[]> counts(new int64_t[tasks * width * buckets]());
-    pool(tasks, [&](int64_t task) {
+    // The elements of a task, some at a time: work(c, elements, first, end, counts of the buckets).
+    const auto some_at_a_time = [&](int64_t task, auto&& work) FASTOPS_INLINE_LAMBDA {
+      constexpr int64_t kSome = Visitor::kBatchRows;
+      E* columns[Policy::kLongColumns];
+      for (int64_t c = 0; c < width; ++c) columns[c] = rooms_[task].of(width * kSome) + c * kSome;
       const int64_t end = (task + 1) * length / tasks;
-      for (int64_t r = task * length / tasks, next; r < end; r = next) {
-        next = std::min(end, r + Visitor::kBatchRows);
-        gather(tile, begin, r, next, columns);
-        for (int64_t c = 0; c < width; ++c) {
-          uint8_t* const found = &bucket_of[c * length];
-          find_buckets(columns[c] + r, next - r, &last[c * buckets], buckets, found + r);
-          int64_t* const count = &counts[(task * width + c) * buckets];
-          for (int64_t i = r; i < next; ++i) ++count[found[i]];
-        }
+      for (int64_t first = task * length / tasks; first < end; first += kSome) {
+        const int64_t next = std::min(end, first + kSome);
+        gather(tile, begin, first, next, columns);
+        for (int64_t c = 0; c < width; ++c) work(c, columns[c], first, next, &counts[(task * width + c) * buckets]);
       }
+    };
+    pool(tasks, [&](int64_t task) {
+      some_at_a_time(task, [&](int64_t c, const E* elements, int64_t first, int64_t end, int64_t* count) FASTOPS_INLINE_LAMBDA {
+        uint8_t* const found = &bucket_of[c * length];
+        find_buckets(elements, end - first, &last[c * buckets], buckets, found + first);
+        for (int64_t r = first; r < end; ++r) ++count[found[r]];
+      });
     });
-    const std::unique_ptr<int64_t[]> starts(new int64_t[width * (buckets + 1)]);
+    const int64_t bounds = buckets + 1;
+    const std::unique_ptr<int64_t[]> starts(new int64_t[width * bounds]);
     for (int64_t c = 0; c < width; ++c) {
       int64_t total = 0;
       for (int b = 0; b < buckets; ++b) {
-        starts[c * (buckets + 1) + b] = total;
+        starts[c * bounds + b] = total;
         for (int64_t task = 0; task < tasks; ++task) {
           int64_t& count = counts[(task * width + c) * buckets + b];
           const int64_t before = total;
@@ -310,31 +315,34 @@ class SortRows final : public Visitor {
           count = before;
         }
       }
-      starts[c * (buckets + 1) + buckets] = total;
+      starts[c * bounds + buckets] = total;
     }
+    const bool in_place = call_.inner == 1 && sizeof(E) == sizeof(int64_t);
+    const std::unique_ptr<E[]> apart(in_place ? nullptr : new E[width * length]);
+    E* const grouped = in_place ? reinterpret_cast<E*>(call_.indices + tile.outer * segments_.num_positions + begin) : apart.get();
     pool(tasks, [&](int64_t task) {
-      for (int64_t c = 0; c < width; ++c) {
-        int64_t* const next = &counts[(task * width + c) * buckets];
-        for (int64_t r = task * length / tasks; r < (task + 1) * length / tasks; ++r) {
-          grouped[c][next[bucket_of[c * length + r]]++] = columns[c][r];
-        }
-      }
+      some_at_a_time(task, [&](int64_t c, const E* elements, int64_t first, int64_t end, int64_t* next) FASTOPS_INLINE_LAMBDA {
+        const uint8_t* const found = &bucket_of[c * length];
+        for (int64_t r = first; r < end; ++r) grouped[c * length + next[found[r]]++] = elements[r - first];
+      });
     });
     pool(tasks, [&](int64_t task) {
       for (int64_t b = task * buckets / tasks; b < (task + 1) * buckets / tasks; ++b) {
         for (int64_t c = 0; c < width; ++c) {
-          const int64_t first = starts[c * (buckets + 1) + b], end = starts[c * (buckets + 1) + b + 1];
-          E* const sorted = sort_elements(grouped[c] + first, columns[c] + first, end - first, sizeof(T));
+          const int64_t first = starts[c * bounds + b], end = starts[c * bounds + b + 1], stride = end - first + kBehind;
+          E* const elements = rooms_[task].of(2 * stride);
+          std::memcpy(elements, grouped + c * length + first, (end - first) * sizeof(E));
+          E* const sorted = sort_elements(elements, elements + stride, end - first, sizeof(T));
           give({tile.outer, tile.first + c, tile.first + c + 1}, begin, first, end, &sorted);
         }
       }
     });
   }
 
-  // The last elements of all buckets but one, of a tile of one column.
-  void choose_buckets(const Tile& tile, int64_t begin, int64_t length, int buckets, E* last) const {
+  // The last elements of all buckets but one.
+  void choose_buckets(const Tile& tile, int64_t column, int64_t begin, int64_t length, int buckets, E* last) const {
     const int64_t samples = Policy::kSamples * buckets, step = length / samples;
-    const T* data = static_cast<const T*>(call_.data) + tile.outer * segments_.num_rows * call_.inner + tile.first;
+    const T* data = data_of(tile) + column;
     std::vector<E> sample(2 * samples + 2 * kBehind);
     for (int64_t i = 0; i < samples; ++i) {
       // Not at even steps, which a period of the data could meet.
@@ -345,33 +353,57 @@ class SortRows final : public Visitor {
     for (int b = 0; b + 1 < buckets; ++b) last[b] = sorted[(b + 1) * Policy::kSamples - 1];
   }
 
+  const T* data_of(const Tile& tile) const {
+    return static_cast<const T*>(call_.data) + tile.outer * segments_.num_rows * call_.inner + tile.first;
+  }
+
   // Rows [first, last) of a segment that begins at a position become elements.
   void gather(const Tile& tile, int64_t begin, int64_t first, int64_t last, E* const* columns) const {
-    const T* data = static_cast<const T*>(call_.data) + tile.outer * segments_.num_rows * call_.inner + tile.first;
-    const int64_t width = tile.last - tile.first;
+    const T* data = data_of(tile);
+    const int64_t inner = call_.inner, width = tile.last - tile.first, rows = last - first;
     const bool descending = call_.descending;
     if (width == 1 && !segments_.order) {
-      for (int64_t r = first; r < last; ++r) columns[0][r] = E::of(key_of(data[(begin + r) * call_.inner], descending), r);
+      E* const to = columns[0];
+      data += (begin + first) * inner;
+      for (int64_t i = 0; i < rows; ++i) to[i] = E::of(key_of(data[i * inner], descending), first + i);
       return;
     }
-    for (int64_t r = first; r < last; ++r) {
-      const T* const row = data + segments_.row(begin + r) * call_.inner;
-      for (int64_t c = 0; c < width; ++c) columns[c][r] = E::of(key_of(row[c], descending), r);
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t position = begin + first + i;
+      // A tile is too small a part of a row for the processor to see where the next one is.
+      prefetch(data + segments_.row(std::min(position + kPrefetchRows, segments_.num_positions - 1)) * inner);
+      const T* const row = data + segments_.row(position) * inner;
+      for (int64_t c = 0; c < width; ++c) columns[c][i] = E::of(key_of(row[c], descending), first + i);
     }
   }
 
   // And sorted elements become rows [first, last) of the results.
   void give(const Tile& tile, int64_t begin, int64_t first, int64_t last, const E* const* columns) const {
-    const int64_t inner = call_.inner, width = tile.last - tile.first;
-    const T* data = static_cast<const T*>(call_.data) + tile.outer * segments_.num_rows * inner + tile.first;
-    int64_t to = (tile.outer * segments_.num_positions + begin + first) * inner + tile.first;
-    for (int64_t i = 0; i < last - first; ++i, to += inner) {
-      for (int64_t c = 0; c < width; ++c) {
-        const int64_t row = segments_.row(begin + columns[c][i].place());
-        call_.indices[to + c] = row;
-        if (call_.values) static_cast<T*>(call_.values)[to + c] = data[row * inner + c];
+    const int64_t inner = call_.inner, width = tile.last - tile.first, rows = last - first;
+    const int64_t to = (tile.outer * segments_.num_positions + begin + first) * inner + tile.first;
+    const T* const data = data_of(tile);
+    int64_t* const indices = call_.indices + to;
+    const auto each = [&](auto&& work) FASTOPS_INLINE_LAMBDA {
+      if (width == 1) {
+        for (int64_t i = 0; i < rows; ++i) work(i * inner, columns[0][i], 0);
+        return;
       }
+      for (int64_t i = 0; i < rows; ++i) {
+        for (int64_t c = 0; c < width; ++c) work(i * inner + c, columns[c][i], c);
+      }
+    };
+    if (segments_.order) {
+      each([&](int64_t at, const E& element, int64_t) FASTOPS_INLINE_LAMBDA { indices[at] = segments_.row(begin + element.place()); });
+    } else {
+      each([&](int64_t at, const E& element, int64_t) FASTOPS_INLINE_LAMBDA { indices[at] = begin + element.place(); });
     }
+    if (!call_.values) return;
+    T* const values = static_cast<T*>(call_.values) + to;
+    const bool descending = call_.descending;
+    each([&](int64_t at, const E& element, int64_t c) FASTOPS_INLINE_LAMBDA {
+      const auto key = key_t<T>(element.key());  // which saves a look at a row that is anywhere
+      values[at] = is_shared<T>(key, descending) ? data[indices[at] * inner + c] : element_of<T>(key, descending);
+    });
   }
 
   // Positions [first, last) that are in no segment keep their rows.

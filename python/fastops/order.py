@@ -21,6 +21,13 @@ _sort = operator("segment_sort", ("descending",))
 _argsort = operator("segment_argsort", ("descending",))
 
 
+def _trimmed(segments: Any) -> Any:
+    """The segments; how many rows they have must be known, as so many rows has the result."""
+    if isinstance(segments, Segments) and segments._tail_unknown:
+        segments.order  # noqa: B018  (it finds out, and remembers)
+    return segments
+
+
 def segment_sort(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, descending: bool = False) -> Any:
     """The rows of each segment in ascending order, and where they come from.
 
@@ -42,7 +49,8 @@ def segment_sort(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 
 
     Rules:
         Rows that are equal stay in the order of their numbers. NaN comes last, first when `descending`. Rows that belong to
-        no segment are left out, so that `dim` is shorter by so many, and have the gradient 0.
+        no segment are left out, so that `dim` is shorter by so many, and have the gradient 0. On CUDA, segments of an
+        unchecked index are waited for once, as only they know by how many.
 
     Example:
         >>> data = torch.tensor([3., 1., 4., 1., 5., 9., 2.])
@@ -51,8 +59,8 @@ def segment_sort(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 
         (tensor([1., 3., 4., 1., 2., 5., 9.]), tensor([1, 0, 2, 3, 6, 4, 5]))
     """
     if descending is False:
-        return torch.return_types.sort(_sort(data, segments, dim))
-    return torch.return_types.sort(_sort(data, segments, dim, descending))
+        return torch.return_types.sort(_sort(data, _trimmed(segments), dim))
+    return torch.return_types.sort(_sort(data, _trimmed(segments), dim, descending))
 
 
 def segment_argsort(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, descending: bool = False) -> Tensor:
@@ -79,5 +87,5 @@ def segment_argsort(data: Tensor, segments: Union[Segments, Tensor], *, dim: int
         tensor([2, 0, 1, 5, 4, 6, 3])
     """
     if descending is False:
-        return _argsort(data, segments, dim)
-    return _argsort(data, segments, dim, descending)
+        return _argsort(data, _trimmed(segments), dim)
+    return _argsort(data, _trimmed(segments), dim, descending)

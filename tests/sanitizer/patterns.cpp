@@ -60,6 +60,8 @@ std::vector<Grouping> patterns() {
   Grouping giant{"giant", std::vector<int64_t>(300, 1)};
   giant.lengths[150] = 20000;
   all.push_back(giant);
+  giant.lengths[150] = 70000;  // which is sorted by all threads
+  all.push_back(giant);
   return all;
 }
 
