@@ -29,8 +29,12 @@ struct SortPolicy {
   static constexpr int64_t kLongRows = 1 << 16;    // guess: less is not worth several threads
   static constexpr int64_t kLongShare = 4;         // guess: a segment is for all threads if it is this part of one's work
   static constexpr int64_t kLongColumns = 8;       // guess: of such a segment, at once: 9 bytes for each element, or 17
-  static constexpr int64_t kBucketRows = 1 << 14;  // guess: twice their elements stay in the second-level cache
-  static constexpr int kMostBuckets = 128;         // measured: each doubling is a step more to find them, and bytes tell no more than 256 apart
+  static constexpr int64_t kPartRows = 1 << 14;    // guess: of such a segment, for one thread at least
+  // Measured with 2 MiB of the second-level cache and 32 of the third: in smaller buckets digits are sorted no quicker, and each
+  // doubling of their number is a step more to find them.
+  static constexpr int64_t kBucketRows = 1 << 18;
+  static constexpr int kTaskBuckets = 4;           // guess: for each thread, so that none waits long for another
+  static constexpr int kMostBuckets = 256;         // which a byte can tell apart
   static constexpr int64_t kSamples = 16;          // guess: for each bucket; few are twice as large as the others
   static constexpr int64_t kTaskBytes = 1 << 13;   // guess: below this a second thread costs more than it saves
 };
@@ -275,9 +279,11 @@ class SortRows final : public Visitor {
   // to their buckets, in the order of their places; then each bucket is sorted by one thread, in its cache. Making elements
   // twice costs less than keeping them. Those of a single column are in their buckets where its indices will be.
   void sort_long(const Tile& tile, int64_t begin, int64_t length, const Pool& pool) {
-    const int64_t width = tile.last - tile.first, tasks = std::min<int64_t>(length / Policy::kBucketRows, rooms_.size());
+    const int64_t width = tile.last - tile.first, tasks = std::min<int64_t>(length / Policy::kPartRows, rooms_.size());
     int buckets = 1;
-    while (buckets < Policy::kMostBuckets && buckets * Policy::kBucketRows < length) buckets *= 2;
+    while (buckets < Policy::kMostBuckets && (buckets < tasks * Policy::kTaskBuckets || buckets * Policy::kBucketRows < length)) {
+      buckets *= 2;
+    }
     const std::unique_ptr<E[]> last(new E[width * buckets]);
     for (int64_t c = 0; c < width; ++c) choose_buckets(tile, c, begin, length, buckets, &last[c * buckets]);
 
