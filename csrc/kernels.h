@@ -81,6 +81,18 @@ struct ScanCall {
   int64_t outer, inner;
 };
 
+// Sorts each column within each segment, stably (keys.h). Positions that belong to no segment, which only offsets that
+// were never checked can leave, get some rows.
+struct SortCall {
+  DType dtype;         // of data and values
+  bool descending;
+  const void* data;    // [outer, N, inner]
+  void* values;        // [outer, P, inner], P the number of positions; none: only indices are wanted
+  int64_t* indices;    // [outer, P, inner] the rows of data
+  SegmentsView segments;
+  int64_t outer, inner;
+};
+
 // Groups rows by segment: a stable counting sort of index.
 struct GroupCall {
   IndexArray index;      // [N] segment of each row; rows out of [0, S) belong to none
@@ -113,6 +125,7 @@ struct Pool {
   void dot_rows(const DotCall&, const Pool&);         \
   void normalise(const NormaliseCall&, const Pool&);  \
   void scan(const ScanCall&, const Pool&);            \
+  void sort(const SortCall&, const Pool&);            \
   void group(const GroupCall&, const Pool&);          \
   }
 FASTOPS_DECLARE_CPU_KERNELS(default_)
@@ -139,6 +152,8 @@ void normalise(const NormaliseCall&, void* workspace, CUstream_st* stream);
 
 size_t scan_workspace(const ScanCall&);
 void scan(const ScanCall&, void* workspace, CUstream_st* stream);
+size_t sort_workspace(const SortCall&);
+void sort(const SortCall&, void* workspace, CUstream_st* stream);
 
 size_t group_workspace(const GroupCall&);
 void group(const GroupCall&, void* workspace, CUstream_st* stream);

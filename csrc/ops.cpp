@@ -56,6 +56,10 @@ TORCH_LIBRARY(fastops, m) {
   op("segment_logcumsumexp(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, bool exclusive=False, bool reverse=False) -> Tensor");
   op("_segment_linear_scan(Tensor factors, Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim, bool reverse) -> Tensor");
 
+  // sort.cpp
+  op("segment_sort(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, bool descending=False) -> (Tensor values, Tensor indices)");
+  op("segment_argsort(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, bool descending=False) -> Tensor");
+
   // segments.cpp
   op("_check_offsets(Tensor offsets) -> Tensor");
   op("_index_bounds(Tensor index) -> Tensor");

@@ -49,6 +49,13 @@ def one_at_a_time(name, data, segments):
                     equal = (data[members[: at + 1]] == best) | ((data[members[: at + 1]] != data[members[: at + 1]]) & (best != best))
                     numbers[members[at]] = members[equal.int().cumsum(0).eq(0).sum(0)]
         return (out, numbers) if name in ("cummax", "cummin") else out
+    if "sort" in name:
+        values, rows = torch.zeros_like(data[:0]), torch.zeros(0, *data.shape[1:], dtype=torch.int64)
+        for number in range(segments.num_segments):
+            members = (index == number).nonzero()[:, 0]
+            part = data[members].sort(dim=0, stable=True)
+            values, rows = torch.cat((values, part.values)), torch.cat((rows, members[part.indices]))
+        return rows if name == "argsort" else (values, rows)
     results, rows = [], []
     for number in range(segments.num_segments):
         members = (index == number).nonzero()[:, 0]

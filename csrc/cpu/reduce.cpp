@@ -65,13 +65,6 @@ DType out_dtype(const ReduceCall& call) {
   }
 }
 
-template <int K, class Body>
-FASTOPS_HD void unrolled(Body&& body) {
-  [&]<int... k>(std::integer_sequence<int, k...>) FASTOPS_INLINE_LAMBDA {
-    (body(std::integral_constant<int, k>{}), ...);
-  }(std::make_integer_sequence<int, K>{});
-}
-
 // Computes in V; the rows it walks over, where they stand or brought together, are of E.
 template <template <class, class> class Reducer, class V, class E>
 class Reduce final : public Visitor {

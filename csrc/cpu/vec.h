@@ -132,6 +132,14 @@ FASTOPS_HD void replace(V& v, int i, scalar_of<V> x) {
   }
 }
 
+// body(0) to body(K - 1), of constants.
+template <int K, class Body>
+FASTOPS_HD void unrolled(Body&& body) {
+  [&]<int... k>(std::integer_sequence<int, k...>) FASTOPS_INLINE_LAMBDA {
+    (body(std::integral_constant<int, k>{}), ...);
+  }(std::make_integer_sequence<int, K>{});
+}
+
 // `n` neighbours times a factor. Heads of attention are often narrower than a vector, so its half has a turn.
 template <class T, class S, class V>
 FASTOPS_HD void scale_run(T* to, const S* from, V factor, int64_t n) {

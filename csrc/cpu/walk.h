@@ -22,7 +22,7 @@ class Visitor {
  public:
   virtual ~Visitor() = default;
   // Segments [first, last), none of them longer than a chunk; some may be empty. Their rows are those at positions
-  // [begin, end), kBatchRows at most. `thread` numbers the tasks that run at once.
+  // [begin, end), kBatchRows at most, unless it is one segment. `thread` numbers the tasks that run at once.
   virtual void whole(const Tile&, int64_t first, int64_t last, int64_t begin, int64_t end, int64_t thread) = 0;
   // A chunk of a longer segment.
   virtual void chunk(const Tile&, const Span&, int64_t thread) = 0;
@@ -79,7 +79,8 @@ static inline void walk(const Cutting& cut, const SegmentsView& segments, const 
       for (; last < segments.num_segments; ++last) {
         length = segments.end(last, at) - at;
         const int64_t work_before = at - begin + last - s;
-        if (first > 0 || length > chunk || at + last >= last_key || work_before + length >= Visitor::kBatchRows) break;
+        if (first > 0 || length > chunk || at + last >= last_key) break;
+        if (last > s && work_before + length >= Visitor::kBatchRows) break;
         at += length;
       }
       if (last > s) {

@@ -1,4 +1,4 @@
-"""Reductions, softmax and scans over groups of rows whose lengths differ, on the CPU and on CUDA.
+"""Reductions, softmax, scans and sorting over groups of rows whose lengths differ, on the CPU and on CUDA.
 
 >>> data = torch.tensor([3., 1., 4., 1., 5., 9., 2.])
 >>> segments = Segments.from_offsets(torch.tensor([0, 3, 3, 7]))
@@ -17,6 +17,7 @@ from ._native import build_info
 from .errors import DeviceMismatchError
 from .move import segment_broadcast
 from .normalise import segment_log_softmax, segment_logsumexp, segment_softmax, segment_std, segment_var
+from .order import segment_argsort, segment_sort
 from .reduce import (
     segment_all,
     segment_amax,
@@ -43,6 +44,7 @@ __all__ = [
     "segment_any",
     "segment_argmax",
     "segment_argmin",
+    "segment_argsort",
     "segment_broadcast",
     "segment_cummax",
     "segment_cummin",
@@ -56,6 +58,7 @@ __all__ = [
     "segment_min",
     "segment_prod",
     "segment_softmax",
+    "segment_sort",
     "segment_std",
     "segment_sum",
     "segment_var",

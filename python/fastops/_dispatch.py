@@ -157,7 +157,7 @@ def check_dtype(op: str, dtype: torch.dtype, accepted: tuple, argument: str = "d
 
 
 def check_options(op: str, data: Tensor, options: dict, result: Any = None) -> None:
-    """dtype, correction and fill_value where they are given. `result` says what fill_value must fit: `bool` and `int` want just that,
+    """dtype, correction, descending and fill_value where they are given. `result` says what fill_value must fit: `bool` and `int` want just that,
     `promoted` the dtype of a sum, None that of data."""
     dtype, fill_value = options.get("dtype"), options.get("fill_value", 0)
     if dtype is not None and not isinstance(dtype, torch.dtype):
@@ -167,7 +167,7 @@ def check_options(op: str, data: Tensor, options: dict, result: Any = None) -> N
         raise TypeError(sentence(op, "correction", "be a number", kind(correction)))
     if isinstance(correction, (int, float)) and not correction >= 0:
         raise ValueError(sentence(op, "correction", "be at least 0", correction))
-    for option in ("exclusive", "reverse"):
+    for option in ("exclusive", "reverse", "descending"):
         if not isinstance(options.get(option, False), bool):
             raise TypeError(sentence(op, option, "be a bool", kind(options[option])))
     if result is bool:

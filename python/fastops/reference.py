@@ -239,6 +239,16 @@ def segment_logcumsumexp(
     return call.give_back(rows, data.dtype)
 
 
+def segment_sort(data: Tensor, segments: Grouping, *, dim: int = 0, descending: bool = False) -> Any:
+    call, place = _sorted("segment_sort", data, segments, dim, descending)
+    return torch.return_types.sort((call.put_back(call.rows.gather(0, place)), call.put_back(call.numbers[place])))
+
+
+def segment_argsort(data: Tensor, segments: Grouping, *, dim: int = 0, descending: bool = False) -> Tensor:
+    call, place = _sorted("segment_argsort", data, segments, dim, descending)
+    return call.put_back(call.numbers[place])
+
+
 def segment_broadcast(values: Tensor, segments: Grouping, *, dim: int = 0, num_rows: Optional[int] = None) -> Tensor:
     op = "segment_broadcast"
     segments, dim = check(op, values, segments, dim, "values")
@@ -323,14 +333,18 @@ class _Call:
         """Rounds once, fills segments of no more than `least` rows, and puts the dimension back."""
         fill = torch.full((), fill_value, dtype=dtype, device=values.device)
         empty = self.per_segment(self.lengths <= least)
-        return torch.where(empty, fill, values.to(dtype)).movedim(0, self.dim).contiguous()
+        return self.put_back(torch.where(empty, fill, values.to(dtype)))
+
+    def put_back(self, values: Tensor) -> Tensor:
+        """With the dimension of the rows where it was."""
+        return values.movedim(0, self.dim).contiguous()
 
     def give_back(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """Ordered rows where they came from, rounded once; 0 for rows of no segment."""
         nothing = self.numbers.new_full((self.data.size(0),), rows.size(0))
         place = nothing.index_copy(0, self.numbers, torch.arange(rows.size(0), device=rows.device))
         rows = torch.cat((rows.to(dtype), _one_row(rows, 0).to(dtype))).index_select(0, place)
-        return rows.movedim(0, self.dim).contiguous()
+        return self.put_back(rows)
 
     def weighted(self, weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The rows times their weights, and the weights, in the type that `dtype` is computed in."""
@@ -468,6 +482,16 @@ def _cumulative_extremum(
     values = torch.where(numbers < 0, torch.full((), least, dtype=data.dtype, device=data.device), call.take(numbers))
     indices = call.give_back(numbers + 1, torch.int64) - 1  # -1 for rows of no segment
     return call.give_back(values, data.dtype), indices
+
+
+def _sorted(op: str, data: Tensor, segments: Grouping, dim: int, descending: bool) -> tuple[_Call, Tensor]:
+    """Which of the ordered rows stands where: sorted by value, and then by segment, each time without moving what is equal."""
+    call = _Call(op, data, segments, dim)
+    check_options(op, data, {"descending": descending})
+    by_value = call.rows.detach().sort(dim=0, descending=descending, stable=True).indices
+    owner = _owners(call.offsets[:-1], call.rows.size(0))
+    by_segment = owner[by_value].sort(dim=0, stable=True).indices
+    return call, by_value.gather(0, by_segment)
 
 
 def _owners(starts: Tensor, num_rows: int) -> Tensor:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Union
 import torch
 from torch import Tensor
 
-from . import move, normalise, reduce, reference, scan
+from . import move, normalise, order, reduce, reference, scan
 from ._dispatch import ALL_DTYPES, FLOATING, promoted
 from .errors import DeviceMismatchError, dtype_name, kind
 from .segments import Segments
@@ -38,6 +38,7 @@ class Op:
     peer: the plain PyTorch way, `peer(data, index, S)` with index the segment of each row (rows in order, dim 0).
     takes_values: the first argument has one entry per segment, not per row.
     per_row: the result has the rows of the data.
+    grouped: and they stand by segment, without those that belong to none.
     data_kind: what `testing.make_data` fills samples with.
     exact: results for dyadic data are exact, whatever the order of accumulation.
     """
@@ -54,6 +55,7 @@ class Op:
     peer: Callable[[Tensor, Tensor, int], Any]
     takes_values: bool = False
     per_row: bool = False
+    grouped: bool = False
     data_kind: str = "dyadic"
     exact: bool = True
 
@@ -78,6 +80,8 @@ class Op:
     def bytes_moved(self, data: Tensor, segments: Segments) -> int:
         """The least that has to cross the memory bus: every input read once, every output written once."""
         rows_out = segments.num_rows if self.takes_values or self.per_row else segments.num_segments
+        if self.grouped and segments.order is not None:
+            rows_out = segments.order.numel()
         row = data[0].numel() if data.size(0) else 0
         total = data.numel() * data.element_size()
         total += sum(rows_out * row * dtype.itemsize for dtype in self.result_dtypes(data.dtype))
@@ -184,6 +188,16 @@ def _scan_peer(name: str) -> Callable[[Tensor, Tensor, int], Any]:
     return peer
 
 
+def _sort_peer(with_values: bool) -> Callable[[Tensor, Tensor, int], Any]:
+    def peer(data: Tensor, index: Tensor, num_segments: int) -> Any:
+        values, by_value = data.sort(dim=0, stable=True)
+        by_segment = index[by_value].sort(dim=0, stable=True).indices
+        indices = by_value.gather(0, by_segment)
+        return torch.return_types.sort((values.gather(0, by_segment), indices)) if with_values else indices
+
+    return peer
+
+
 def _same(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
     return (dtype,)
 
@@ -191,7 +205,7 @@ def _same(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 def _reduction(name: str, description: str, empty: str, peer: Callable, **options: Any) -> Op:
     defaults = {"result": "`[S, *]`", "dtypes": ALL_DTYPES, "result_dtypes": _same, "differentiable": True}
     options = {**defaults, **options}
-    function = next(getattr(module, name) for module in (reduce, normalise, scan) if hasattr(module, name))
+    function = next(getattr(module, name) for module in (reduce, normalise, scan, order) if hasattr(module, name))
     return Op(name, function, getattr(reference, name), description, empty=empty, peer=peer, **options)
 
 
@@ -207,6 +221,9 @@ _TRUTH = {
 _INEXACT = {"dtypes": FLOATING, "exact": False}
 _PER_ROW = {"result": "`[N, *]`", "per_row": True}
 _RUNNING_ROWS = {**_WITH_ROWS, "result": "(values, row numbers) `[N, *]`", "per_row": True}
+_GROUPED = {"per_row": True, "grouped": True}
+_SORTED = {**_WITH_ROWS, "result": "(values, row numbers) `[N, *]` by segment", **_GROUPED}
+_SORTED_ROWS = {**_ROWS, "result": "row numbers `[N, *]` by segment", **_GROUPED}
 
 OPS: list[Op] = [
     _reduction("segment_sum", "the sum of each segment", "0", _sum_peer, **_TOTAL),
@@ -247,6 +264,8 @@ OPS: list[Op] = [
     _reduction("segment_cummax", "the maximum so far and its first row", "", _scan_peer("cummax"), **_RUNNING_ROWS),
     _reduction("segment_cummin", "the minimum so far and its first row", "", _scan_peer("cummin"), **_RUNNING_ROWS),
     _reduction("segment_logcumsumexp", "log of the sum of exponentials so far", "", _scan_peer("logcumsumexp"), **_INEXACT, **_PER_ROW),
+    _reduction("segment_sort", "each segment sorted, stably", "", _sort_peer(True), **_SORTED),
+    _reduction("segment_argsort", "the rows in that order", "", _sort_peer(False), **_SORTED_ROWS),
     Op(
         "segment_broadcast",
         move.segment_broadcast,
@@ -396,6 +415,10 @@ def _errors(op: Op, device: Any) -> Iterator[ErrorSample]:
             segments,
             dtype=torch.complex64,
         )
+    if op.grouped:
+        for wrong in (1, None, "yes"):
+            words = f"descending must be a bool, but got {kind(wrong)}"
+            yield error(f"descending_is_{kind(wrong)}", TypeError, words, data, segments, descending=wrong)
     if op.per_row:
         return
     if op.name in ("segment_any", "segment_all"):

@@ -1,5 +1,5 @@
 // Runs the CPU kernels over the length patterns of fastops.testing, on exactly sized heap arrays, for AddressSanitizer and
-// UndefinedBehaviorSanitizer to watch. It needs no torch. Sums, extrema and broadcasts are compared with plain loops, so
+// UndefinedBehaviorSanitizer to watch. It needs no torch. Sums, extrema, orders and broadcasts are compared with plain loops, so
 // that a kernel that does nothing does not pass. test_sanitizer.py builds and runs it.
 #include <algorithm>
 #include <cmath>
@@ -59,6 +59,8 @@ std::vector<Grouping> patterns() {
   all.push_back({"tiny", std::vector<int64_t>(5000, 2)});
   Grouping giant{"giant", std::vector<int64_t>(300, 1)};
   giant.lengths[150] = 20000;
+  all.push_back(giant);
+  giant.lengths[150] = 70000;  // which is sorted by all threads
   all.push_back(giant);
   return all;
 }
@@ -144,6 +146,25 @@ void run(const Grouping& grouping, int64_t inner, bool shuffled, int damage) {
         }
       }
       expect(same, reduction == Reduction::sum ? "sum" : "amin", grouping.name, inner);
+    }
+    Array sorted(rows * inner * size_of(dtype)), origins(rows * inner * 8);
+    for (bool descending : {false, true}) {
+      kernels::sort({dtype, descending, data.bytes.get(), sorted.bytes.get(), origins.as<int64_t>(), view, 1, inner}, pool);
+      if (damage || dtype != DType::f32) continue;
+      bool same = true;
+      std::vector<int64_t> members;
+      for (int64_t s = 0; s < segments; ++s) {
+        for (int64_t c = 0; c < inner; ++c) {
+          const auto at = [&](int64_t row) { return data.as<float>()[row * inner + c]; };
+          members.assign(order + offsets[s], order + offsets[s + 1]);
+          std::stable_sort(members.begin(), members.end(), [&](int64_t a, int64_t b) { return descending ? at(b) < at(a) : at(a) < at(b); });
+          for (int64_t p = offsets[s]; p < offsets[s + 1]; ++p) {
+            const int64_t row = members[p - offsets[s]];
+            same &= origins.as<int64_t>()[p * inner + c] == row && sorted.as<float>()[p * inner + c] == at(row);
+          }
+        }
+      }
+      expect(same, "sort", grouping.name, inner);
     }
     if (!floating) continue;
     Array values(segments * inner * 8), result(segments * inner * 8), counts(segments * inner * 8),

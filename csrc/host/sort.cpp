@@ -1,0 +1,116 @@
+// Sorting within segments: checks, allocation, choice of the kernel, derivative.
+#include <ATen/ops/scatter.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "host/calls.h"
+#include "host/checks.h"
+
+namespace fastops::host {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// The values, undefined if they are not wanted, and the rows that they come from.
+TensorPair sort(const char* op, bool with_values, const Tensor& data, const Grouping& grouping, int64_t dim, bool descending) {
+  check_dtype(op, "data", data.scalar_type(), false);
+  const Shape shape = check_grouping(op, "data", data, grouping, dim);
+  const SymInt positions = grouping.order ? grouping.order->sym_size(0) : shape.num_rows;
+  Tensor values = with_values ? empty_resized(data, shape.dim, positions, data.scalar_type()) : Tensor();
+  Tensor indices = empty_resized(data, shape.dim, positions, at::kLong);
+  if (data.is_meta()) return {values, indices};
+
+  const HeldGrouping held(grouping, shape);
+  const Tensor rows = data.contiguous();
+  const SortCall call{*dtype_of(data.scalar_type()),
+                      descending,
+                      rows.const_data_ptr(),
+                      with_values ? values.mutable_data_ptr() : nullptr,
+                      indices.mutable_data_ptr<int64_t>(),
+                      held.view,
+                      shape.outer.expect_int(),
+                      shape.inner.expect_int()};
+  if (data.is_cpu()) {
+    cpu::choose(cpu::default_::sort, cpu::avx2::sort, cpu::avx512::sort)(call, pool());
+#ifdef FASTOPS_WITH_CUDA
+  } else if (data.is_cuda()) {
+    on_device_of(data, [&](cudaStream_t stream) {
+      const Tensor workspace = at::empty({int64_t(cuda::sort_workspace(call))}, data.options().dtype(at::kByte));
+      cuda::sort(call, workspace.mutable_data_ptr(), stream);
+    });
+#endif
+  }
+  return {values, indices};
+}
+
+TensorPair segment_sort(const Tensor& data, FASTOPS_GROUPING, int64_t dim, bool descending) {
+  return sort("segment_sort", true, data, {offsets, order, index}, dim, descending);
+}
+
+Tensor segment_argsort(const Tensor& data, FASTOPS_GROUPING, int64_t dim, bool descending) {
+  return std::get<1>(sort("segment_argsort", false, data, {offsets, order, index}, dim, descending));
+}
+
+// The derivative.
+
+using SortSignature = TensorPair(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t, bool);
+
+TensorPair call_sort(const Tensor& data, const Grouping& g, int64_t dim, bool descending) {
+  FASTOPS_OPERATOR(SortSignature, op, "segment_sort");
+  return op.call(data, g.offsets, g.order, g.index, dim, descending);
+}
+
+// Each row is the origin of one value at most, so its gradient is that value's: nothing adds up, and the result is the same
+// in every run.
+struct SortFunction : torch::autograd::Function<SortFunction> {
+  static constexpr bool is_traceable = true;
+
+  static variable_list forward(AutogradContext* ctx, const Tensor& data, FASTOPS_GROUPING, int64_t dim, bool descending) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const auto [values, indices] = call_sort(data, {offsets, order, index}, dim, descending);
+    ctx->mark_non_differentiable({indices});
+    // Indices say it all, but a change of the segments is found out here as it is elsewhere.
+    save_grouping(ctx, {indices}, {offsets, order, index});
+    ctx->saved_data["dim"] = at::maybe_wrap_dim(dim, data.dim());
+    ctx->saved_data["num_rows"] = data.sym_size(at::maybe_wrap_dim(dim, data.dim()));
+    return {values, indices};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const Tensor indices = ctx->get_saved_variables()[0];
+    const int64_t dim = ctx->saved_data["dim"].toInt();
+    c10::SmallVector<SymInt, 6> sizes(grads[0].sym_sizes().begin(), grads[0].sym_sizes().end());
+    sizes[dim] = ctx->saved_data["num_rows"].toSymInt();
+    return {at::scatter(at::zeros_symint(sizes, grads[0].options()), dim, indices, grads[0]), {}, {}, {}, {}, {}};
+  }
+};
+
+TensorPair sort_autograd(const Tensor& data, FASTOPS_GROUPING, int64_t dim, bool descending) {
+  if (wants_grad(data) && is_floating(data.scalar_type())) {
+    const auto results = SortFunction::apply(data, offsets, order, index, dim, descending);
+    return {results[0], results[1]};
+  }
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return call_sort(data, {offsets, order, index}, dim, descending);
+}
+
+void implement_sort(torch::Library& m) {
+  m.impl("segment_sort", segment_sort);
+  m.impl("segment_argsort", segment_argsort);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(fastops, CPU, m) { implement_sort(m); }
+TORCH_LIBRARY_IMPL(fastops, Meta, m) { implement_sort(m); }
+#ifdef FASTOPS_WITH_CUDA
+TORCH_LIBRARY_IMPL(fastops, CUDA, m) { implement_sort(m); }
+#endif
+
+TORCH_LIBRARY_IMPL(fastops, Autograd, m) {
+  m.impl("segment_sort", sort_autograd);
+  m.impl("segment_argsort", torch::CppFunction::makeFallthrough());  // row numbers have no derivative
+}
+
+}  // namespace fastops::host
