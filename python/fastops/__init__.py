@@ -31,6 +31,7 @@ from .reduce import (
     segment_sum,
 )
 from .segments import Segments
+from .select import segment_first, segment_last, segment_median, segment_quantile, segment_topk
 
 __all__ = [
     "DeviceMismatchError",
@@ -43,15 +44,20 @@ __all__ = [
     "segment_argmax",
     "segment_argmin",
     "segment_broadcast",
+    "segment_first",
+    "segment_last",
     "segment_log_softmax",
     "segment_logsumexp",
     "segment_max",
     "segment_mean",
+    "segment_median",
     "segment_min",
     "segment_prod",
+    "segment_quantile",
     "segment_softmax",
     "segment_std",
     "segment_sum",
+    "segment_topk",
     "segment_var",
 ]
 
