@@ -137,6 +137,8 @@ OPERATIONS: dict[str, Callable] = {
     "dot": dot,  # and to the weights
     "select_backward": select_backward,  # of max
     "extremum_backward": extremum_backward,  # of amax
+    "topk": lambda data, values, offsets: ((data, offsets), lambda: OPS.segment_topk(data, offsets, None, None, 3)),
+    "median": lambda data, values, offsets: ((data, offsets), lambda: OPS.segment_median(data, offsets, None, None)),
     **NORMALISATIONS,
 }
 

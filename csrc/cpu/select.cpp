@@ -72,14 +72,26 @@ struct Rank {
   int64_t below, equal;
 };
 
+// Halves are added until two numbers are left.
+template <class I, int kCount>
+FASTOPS_HD I sum_lanes(const typename Vector<I, kCount>::type& lanes) {
+  if constexpr (kCount == 1) {
+    return lanes;
+  } else if constexpr (kCount == 2) {
+    return lanes[0] + lanes[1];
+  } else {
+    typename Vector<I, kCount / 2>::type halves[2];
+    std::memcpy(halves, &lanes, sizeof(lanes));
+    return sum_lanes<I, kCount / 2>(halves[0] + halves[1]);
+  }
+}
+
 template <class I, class Holds>
 FASTOPS_HD int64_t count_keys(const I* keys, int64_t n, Holds&& holds) {
   const vec<I> zero{}, one = zero + I(1);
   vec<I> lanes{};
   for (int64_t i = 0; i < n; i += kLanes<I>) lanes += holds(unaligned<vec<I>>(keys + i)) ? one : zero;
-  int64_t total = 0;
-  for (int l = 0; l < kLanes<I>; ++l) total += lane(lanes, l);
-  return total;
+  return sum_lanes<I, kLanes<I>>(lanes);
 }
 
 // The key of a rank among n, which have the bits of `known` and differ in those of `varying` at most.
@@ -115,7 +127,7 @@ Rank<I> find_rank(const Keys<I>& keys, int64_t rank, const Crew& crew) {
   std::unique_ptr<I[]> few;
   const I* from = keys.at;
   int64_t n = keys.count, below = 0;
-  std::vector<int64_t> histograms(crew.parts * kDigits);
+  const std::unique_ptr<int64_t[]> histograms(new int64_t[crew.parts * kDigits]);
   while (n > SelectPolicy::kFewKeys && varying != 0) {
     int top = 8 * int(sizeof(I)) - 1;
     while (!(varying >> top & 1)) --top;
@@ -390,7 +402,7 @@ class Select {
   void take_top(const Long& one, int64_t column, const Keys<I>& keys, Scratch& scratch, const Crew& crew) {
     const int64_t count = std::min(call_.count, one.length);
     auto& entries = scratch.entries;
-    entries.resize(count);
+    entries.clear();
     if (one.length <= kLanes<I> && call_.sorted) {
       I ranks[kLanes<I>];
       rank_together(keys, ranks);
@@ -401,22 +413,60 @@ class Select {
       return;
     }
     if (count == one.length) {
-      for (int64_t i = 0; i < count; ++i) entries[i] = {keys.at[i], i};
-    } else {
+      for (int64_t i = 0; i < count; ++i) entries.push_back({keys.at[i], i});
+    } else if (!list_few(keys, count, entries)) {
       const Rank<I> last = find_rank(keys, count - 1, crew);
-      int64_t equal = count - last.below, filled = 0;
-      constexpr int64_t kBlock = 4 * kLanes<I>;
-      for (int64_t begin = 0; filled < count; begin += kBlock) {
-        const int64_t end = std::min(keys.count, begin + kBlock);
-        const int64_t some = count_keys(keys.at + begin, padded<I>(end - begin), [&](const vec<I>& x) FASTOPS_INLINE_LAMBDA { return x <= last.key; });
-        if (some == 0) continue;
-        for (int64_t i = begin; i < end && filled < count; ++i) {
-          if (keys.at[i] < last.key || (keys.at[i] == last.key && equal-- > 0)) entries[filled++] = {keys.at[i], i};
-        }
-      }
+      int64_t equal = count - last.below;
+      list_up_to(keys, last.key, [&](I key, int64_t i) FASTOPS_INLINE_LAMBDA {
+        if (key < last.key || equal-- > 0) entries.push_back({key, i});
+        return int64_t(entries.size()) < count;
+      });
     }
     if (call_.sorted) std::sort(entries.begin(), entries.end());
     for (int64_t i = 0; i < call_.count; ++i) put(one, column, i, i < count ? entries[i].position : -1);
+  }
+
+  // Calls add(key, position) for the keys up to a bound, in the order of rows, until it has enough.
+  template <class Add>
+  static FASTOPS_HD void list_up_to(const Keys<I>& keys, I bound, Add&& add) {
+    constexpr int64_t kBlock = 4 * kLanes<I>;
+    for (int64_t begin = 0; begin < keys.count; begin += kBlock) {
+      const int64_t end = std::min(keys.count, begin + kBlock);
+      if (count_keys(keys.at + begin, padded<I>(end - begin), [&](const vec<I>& x) FASTOPS_INLINE_LAMBDA { return x <= bound; }) == 0) continue;
+      for (int64_t i = begin; i < end; ++i) {
+        if (keys.at[i] <= bound && !add(keys.at[i], i)) return;
+      }
+    }
+  }
+
+  // The least `count` keys, if there are few of them: none is greater than the greatest of the least ones that as many lanes
+  // meet, and in most orders not many others are less than that. Reads the keys twice. False if there were many.
+  bool list_few(const Keys<I>& keys, int64_t count, std::vector<Entry>& entries) {
+    constexpr int64_t kLimit = 4 * kLanes<I>;  // guess: sorting more takes longer than finding the rank
+    if (count > kLanes<I> / 2 || keys.count <= kLanes<I>) return false;
+    vec<I> least = unaligned<vec<I>>(keys.at);
+    for (int64_t i = kLanes<I>; i < keys.count; i += kLanes<I>) {
+      const vec<I> x = unaligned<vec<I>>(keys.at + i);
+      least = x < least ? x : least;
+    }
+    I of_lanes[kLanes<I>], ranks[kLanes<I>];
+    store(of_lanes, least);
+    rank_together(Keys<I>{of_lanes, kLanes<I>, 0, 0}, ranks);
+    int lane = 0;
+    while (ranks[lane] != count - 1) ++lane;
+    list_up_to(keys, of_lanes[lane], [&](I key, int64_t i) FASTOPS_INLINE_LAMBDA {
+      entries.push_back({key, i});
+      return int64_t(entries.size()) < kLimit;
+    });
+    const bool is_few = int64_t(entries.size()) < kLimit;
+    if (is_few) {
+      std::sort(entries.begin(), entries.end());
+      entries.resize(count);
+      if (!call_.sorted) std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.position < b.position; });
+    } else {
+      entries.clear();
+    }
+    return is_few;
   }
 
   // What is at a position of the segment, or nothing, as element i of its results.
