@@ -385,14 +385,19 @@ def test_compiled_with_another_k():
 
 
 def test_nothing_waits_for_the_device(cuda):
+    """Of the kernels: the simulator waits in torch's own, between which quantile interpolates."""
     cudasim = pytest.importorskip("cudasim")
-    data = torch.tensor(DATA, device=cuda)
-    segments = Segments.from_offsets(torch.tensor(OFFSETS, device=cuda))
-    q = torch.tensor([0.1, 0.5], device=cuda)
+    lengths = (3, 0, 1500, 4)
+    segments = testing.make_segments(lengths, device=cuda)
+    data = testing.make_data((sum(lengths),), torch.float32).to(cuda)
+    ranks = torch.tensor([[1, 2], [0, 0], [700, 1400], [-1, 3]], device=cuda)
     before = cudasim.syncs()
-    segment_topk(data, segments, 2)
+    for k in (2, 1600):
+        segment_topk(data, segments, k)
     segment_median(data, segments)
-    segment_quantile(data, segments, 0.3)
-    segment_quantile(data, segments, q, interpolation="nearest")
     segment_first(data, segments)
+    values, indices = torch.ops.fastops._segment_select(data, *segments._parts, ranks, 0, 0)
     assert cudasim.syncs() == before
+    ordered = sorted(data[3:1503].tolist())
+    assert values[2].tolist() == [ordered[700], ordered[1400]]
+    assert indices[1].tolist() == [-1, -1] and indices[3, 0] == -1

@@ -19,7 +19,7 @@ from torch import Tensor
 from ._dispatch import ALL_DTYPES, FLOATING, check, check_dtype, check_options, promoted
 from ._weighted import prepare
 from .segments import Segments
-from .select import _NAN, check_quantile, check_topk
+from .select import _NAN, as_tensor, check_quantile, check_topk
 
 Grouping = Union[Segments, Tensor]
 
@@ -229,7 +229,8 @@ def segment_quantile(
     fill_value: float = _NAN,
 ) -> Tensor:
     call = _Call("segment_quantile", data, segments, dim, FLOATING)
-    q = check_quantile(data, q, interpolation, fill_value)
+    check_quantile(data, q, interpolation, fill_value)
+    q = as_tensor(q, data)
     ranked = call.ranked(False)
     place = (call.lengths - 1).clamp(min=0).double()[:, None] * q.double().reshape(1, -1)
     low, high = place.floor(), place.ceil()

@@ -179,14 +179,15 @@ def segment_quantile(
     """
     op = "segment_quantile"
     segments, dim = check(op, data, segments, dim)
-    q = check_quantile(data, q, interpolation, fill_value)
+    check_quantile(data, q, interpolation, fill_value)
     if not has_kernels(op, data):
         return reference().segment_quantile(data, segments, q, dim=dim, interpolation=interpolation, fill_value=fill_value)
-    return _quantile(data, *segments._parts, q, dim, interpolation, None if fill_value is _NAN else fill_value)
+    fill = None if fill_value is _NAN else fill_value
+    return _quantile(data, *segments._parts, as_tensor(q, data), dim, interpolation, fill)
 
 
-def check_quantile(data: Tensor, q: Any, interpolation: Any, fill_value: Any) -> Tensor:
-    """q as a tensor, after a check of what kernels and the reference check alike."""
+def check_quantile(data: Tensor, q: Any, interpolation: Any, fill_value: Any) -> None:
+    """What kernels and the reference check alike."""
     op = "segment_quantile"
     check_dtype(op, data.dtype, FLOATING)
     if not isinstance(interpolation, str) or interpolation not in INTERPOLATIONS:
@@ -206,12 +207,20 @@ def check_quantile(data: Tensor, q: Any, interpolation: Any, fill_value: Any) ->
             wrong = q.detach()[~((q >= 0) & (q <= 1))].tolist() if q.dim() else [x for x in [q.item()] if not 0 <= x <= 1]
             if wrong:
                 raise ValueError(sentence(op, "q", "be in [0, 1]", wrong[0]))
-        return q
-    if isinstance(q, bool) or not isinstance(q, (numbers.Real, torch.SymFloat, torch.SymInt)):
+        return
+    if isinstance(q, (torch.SymFloat, torch.SymInt)):  # not known while a graph is made
+        return
+    if isinstance(q, bool) or not isinstance(q, numbers.Real):
         raise TypeError(sentence(op, "q", "be a number or a torch.Tensor", kind(q)))
-    if not isinstance(q, (torch.SymFloat, torch.SymInt)) and not 0 <= q <= 1:
+    if not 0 <= q <= 1:
         raise ValueError(sentence(op, "q", "be in [0, 1]", q))
-    return torch.full((), q if isinstance(q, (torch.SymFloat, torch.SymInt)) else float(q), dtype=torch.float64, device=data.device)
+
+
+def as_tensor(q: Any, like: Tensor) -> Tensor:
+    """q on the device of data: by filling, for which a device is not waited for."""
+    if isinstance(q, Tensor):
+        return q
+    return torch.full((), float(q) if isinstance(q, numbers.Real) else q, dtype=torch.float64, device=like.device)
 
 
 def segment_first(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: Number = 0) -> Tensor:
