@@ -8,6 +8,7 @@
 #include "gradients.h"
 #include "normalisers.h"
 #include "numeric.h"
+#include "quantiles.h"
 #include "reducers.h"
 #include "segments.h"
 
@@ -78,21 +79,24 @@ struct GroupCall {
 
 // Which elements of a segment are wanted, of each column on its own.
 enum class Selection : int8_t {
-  ranks,   // those of given ranks: 0 is the least, and of equal elements the first row comes first
-  median,  // the lower middle; the first row that has it
-  top,     // the greatest or the least, in their order or in that of their rows
-  first,   // the first row
-  last,    // the last row
+  quantiles,  // those around quantiles; of equal elements the first row has the lower rank
+  median,     // the lower middle; the first row that has it
+  top,        // the greatest or the least, in their order or in that of their rows
+  first,      // the first row
+  last,       // the last row
 };
 
-// In floating data a NaN is what every rank and the median select: the first one. To `top` it is the greatest value.
+// In floating data a NaN is what quantiles and the median select: the first one. To `top` it is the greatest value.
 struct SelectCall {
   Selection selection;
   DType dtype;           // of data and values
   const void* data;      // [outer, N, inner]
-  const int64_t* ranks;  // [S, count], for `ranks`: others than those of a segment's rows select nothing
-  int64_t count;         // elements of a segment: 1 for all but `ranks` and `top`
+  int64_t count;         // elements of a segment: 1 for all but quantiles and `top`
   bool largest, sorted;  // top
+  const double* q;       // quantiles: [Q]; count is Q, or 2 Q for interpolations of two rows, which stand side by side
+  Interpolation interpolation;
+  void* between;         // quantiles: [Q, outer, S, inner] the results
+  void* shares;          // quantiles: [S, count] of the type that is computed in, what the rows count for; none: not wanted
   void* values;          // [outer, S, count, inner]
   int64_t* indices;      // [outer, S, count, inner] row numbers; -1, and the value is fill, where nothing is selected
   double fill;           // as a floating number

@@ -385,19 +385,17 @@ def test_compiled_with_another_k():
 
 
 def test_nothing_waits_for_the_device(cuda):
-    """Of the kernels: the simulator waits in torch's own, between which quantile interpolates."""
+    """Neither of long segments nor of several quantiles."""
     cudasim = pytest.importorskip("cudasim")
     lengths = (3, 0, 1500, 4)
     segments = testing.make_segments(lengths, device=cuda)
     data = testing.make_data((sum(lengths),), torch.float32).to(cuda)
-    ranks = torch.tensor([[1, 2], [0, 0], [700, 1400], [-1, 3]], device=cuda)
+    q = torch.tensor([0.1, 0.5], device=cuda, dtype=torch.float64)
     before = cudasim.syncs()
-    for k in (2, 1600):
-        segment_topk(data, segments, k)
+    tops = [segment_topk(data, segments, k) for k in (2, 1600)]
     segment_median(data, segments)
     segment_first(data, segments)
-    values, indices = torch.ops.fastops._segment_select(data, *segments._parts, ranks, 0, 0)
+    segment_quantile(data, segments, 0.3)
+    segment_quantile(data, segments, q, interpolation="nearest")
     assert cudasim.syncs() == before
-    ordered = sorted(data[3:1503].tolist())
-    assert values[2].tolist() == [ordered[700], ordered[1400]]
-    assert indices[1].tolist() == [-1, -1] and indices[3, 0] == -1
+    assert tops[1].values[2, :1500].tolist() == sorted(data[3:1503].tolist(), reverse=True)

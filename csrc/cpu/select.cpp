@@ -371,8 +371,8 @@ class Select {
     if (is_short) rank_together(keys, ranks);
     Rank<I> found{0, 0, 0};  // the last one: the next rank is often its neighbour
     for (int64_t i = 0; i < call_.count; ++i) {
-      const int64_t rank = is_median ? (one.length - 1) / 2 : call_.ranks[one.segment * call_.count + i];
-      if (rank < 0 || rank >= one.length) {
+      const int64_t rank = is_median ? (one.length - 1) / 2 : rank_of(i, one.length);
+      if (rank < 0) {
         put(one, column, i, -1);
         continue;
       }
@@ -388,6 +388,12 @@ class Select {
       }
       put(one, column, i, find_equal(keys, found.key, is_median ? 0 : rank - found.below));
     }
+  }
+
+  int64_t rank_of(int64_t i, int64_t length) const {
+    if (!takes_two(call_.interpolation)) return QuantilePlace(call_.q[i], length, call_.interpolation).low;
+    const QuantilePlace place(call_.q[i / 2], length, call_.interpolation);
+    return i % 2 == 0 ? place.low : place.high;
   }
 
   // The least key above one.
@@ -484,6 +490,33 @@ class Select {
   }
 };
 
+// From the rows that were selected to what lies between them.
+template <class T>
+void interpolate(const SelectCall& call, const Pool& pool) {
+  using V = compute_t<T>;
+  const int64_t per_quantile = takes_two(call.interpolation) ? 2 : 1, quantiles = call.count / per_quantile;
+  const int64_t segments = call.segments.num_segments, all = call.outer * segments, row = call.count * call.inner;
+  const int64_t tasks = std::clamp<int64_t>(all * row * int64_t(sizeof(T)) / SelectPolicy::kTaskBytes, 1, pool.num_threads);
+  pool(tasks, [&](int64_t task) {
+    for (int64_t at = task * all / tasks; at < (task + 1) * all / tasks; ++at) {
+      const int64_t s = at % segments, begin = call.segments.begin(s), length = call.segments.end(s, begin) - begin;
+      for (int64_t i = 0; i < quantiles; ++i) {
+        const QuantilePlace place(call.q[i], length, call.interpolation);
+        const T* a = static_cast<const T*>(call.values) + at * row + i * per_quantile * call.inner;
+        const T* b = a + (per_quantile - 1) * call.inner;
+        T* out = static_cast<T*>(call.between) + (i * all + at) * call.inner;
+        const V share = V(place.share);
+        for (int64_t c = 0; c < call.inner; ++c) out[c] = store_as<T>(between(load_as<V>(a[c]), load_as<V>(b[c]), share));
+        if (call.shares && at < segments) {
+          V* shares = static_cast<V*>(call.shares) + s * call.count + i * per_quantile;
+          shares[0] = 1 - share;
+          if (per_quantile == 2) shares[1] = share;
+        }
+      }
+    }
+  });
+}
+
 template <class T>
 void place_rows(const PlaceCall& call, const Pool& pool) {
   const int64_t segments = call.outer * call.num_segments, row = call.count * call.inner;
@@ -509,7 +542,13 @@ void place_rows(const PlaceCall& call, const Pool& pool) {
 }  // namespace
 
 void select(const SelectCall& call, const Pool& pool) {
-  visit_any(call.dtype, [&](auto t) { Select<typename decltype(t)::type>(call).run(pool); });
+  visit_any(call.dtype, [&](auto t) {
+    using T = typename decltype(t)::type;
+    Select<T>(call).run(pool);
+    if constexpr (is_floating<T>) {
+      if (call.selection == Selection::quantiles) interpolate<T>(call, pool);
+    }
+  });
 }
 
 void place(const PlaceCall& call, const Pool& pool) {

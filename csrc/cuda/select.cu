@@ -56,11 +56,12 @@ __device__ __forceinline__ void put(const SelectCall& call, T fill, int64_t slic
 }
 
 // The rank of result i among the rows of a segment, or -1. Of `top`, that of the last one to be listed.
-__device__ __forceinline__ int64_t wanted_rank(const SelectCall& call, int64_t segment, int64_t length, int64_t i) {
+__device__ __forceinline__ int64_t wanted_rank(const SelectCall& call, int64_t length, int64_t i) {
   if (call.selection == Selection::median) return (length - 1) / 2;
   if (call.selection == Selection::top) return min(call.count, length) - 1;
-  const int64_t rank = call.ranks[segment * call.count + i];
-  return rank >= 0 && rank < length ? rank : -1;
+  if (!takes_two(call.interpolation)) return QuantilePlace(call.q[i], length, call.interpolation).low;
+  const QuantilePlace place(call.q[i / 2], length, call.interpolation);
+  return i % 2 == 0 ? place.low : place.high;
 }
 
 // Results of selections that look at no key. One thread takes one segment and column.
@@ -190,12 +191,12 @@ __global__ void __launch_bounds__(SelectPolicy::kThreads) select_short_kernel(Se
     if (call.selection == Selection::top) {
       if (length == 0) continue;
       int64_t* const list = listed + place_of(call, slice, segment, 0, column);
-      here.list(here.find(int(wanted_rank(call, segment, length, 0))), list, call.inner, is_real);
+      here.list(here.find(int(wanted_rank(call, length, 0))), list, call.inner, is_real);
       continue;
     }
     const bool has_nan = is_floating<T> && is_nan_key<T>(call, here.greatest());
     for (int64_t i = 0; i < call.count; ++i) {
-      const int64_t rank = length == 0 ? -1 : wanted_rank(call, segment, length, i);  // the same for all lanes
+      const int64_t rank = length == 0 ? -1 : wanted_rank(call, length, i);  // the same for all lanes
       int64_t row = -1;
       if (length > 0 && (rank >= 0 || __any_sync(kWarp, has_nan))) {
         auto found = here.find(int(max(rank, int64_t(0))));
@@ -348,7 +349,7 @@ __global__ void __launch_bounds__(SelectPolicy::kThreads)
     const bool has_nan = longs.has_nan[unit] != 0;
     if (pass.is_first) {
       const int64_t begin = call.segments.begin(segment);
-      state.rank = wanted_rank(call, segment, call.segments.end(segment, begin) - begin, i);
+      state.rank = wanted_rank(call, call.segments.end(segment, begin) - begin, i);
       if (has_nan) state.rank = 0;
     }
     const bool is_here = state.rank >= before && state.rank < before + total;
@@ -438,6 +439,28 @@ __global__ void __launch_bounds__(SelectPolicy::kThreads) order_list_kernel(Sele
   }
 }
 
+// From the rows that were selected to what lies between them. One thread takes one result.
+template <class T>
+__global__ void __launch_bounds__(SelectPolicy::kThreads) interpolate_kernel(SelectCall call) {
+  using V = compute_t<T>;
+  const int64_t per_quantile = takes_two(call.interpolation) ? 2 : 1, segments = call.segments.num_segments;
+  const int64_t all = call.outer * segments, units = call.count / per_quantile * all * call.inner, step = int64_t(gridDim.x) * blockDim.x;
+  for (int64_t unit = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; unit < units; unit += step) {
+    const int64_t column = unit % call.inner, at = unit / call.inner % all, i = unit / call.inner / all, s = at % segments;
+    const int64_t begin = call.segments.begin(s);
+    const QuantilePlace place(call.q[i], call.segments.end(s, begin) - begin, call.interpolation);
+    const T* a = static_cast<const T*>(call.values) + (at * call.count + i * per_quantile) * call.inner + column;
+    const T b = a[(per_quantile - 1) * call.inner];
+    const V share = V(place.share);
+    static_cast<T*>(call.between)[unit] = store_as<T>(between(load_as<V>(*a), load_as<V>(b), share));
+    if (call.shares && at < segments && column == 0) {
+      V* shares = static_cast<V*>(call.shares) + s * call.count + i * per_quantile;
+      shares[0] = 1 - share;
+      if (per_quantile == 2) shares[1] = share;
+    }
+  }
+}
+
 // Parts of the workspace, in bytes from its beginning.
 struct Layout {
   size_t listed = 0, histogram = 0, counts = 0, nans = 0, segments = 0, states = 0, end = 0;
@@ -518,6 +541,12 @@ void select_typed(const SelectCall& call, T fill, unsigned char* workspace, cuda
       } else {
         put_long_kernel<T><<<blocks_for(states, kThreads), kThreads, 0, stream>>>(call, longs, fill, i);
       }
+      check(cudaGetLastError());
+    }
+  }
+  if constexpr (is_floating<T>) {
+    if (call.selection == Selection::quantiles) {
+      interpolate_kernel<T><<<blocks_for(all * call.count * call.inner, kThreads), kThreads, 0, stream>>>(call);
       check(cudaGetLastError());
     }
   }

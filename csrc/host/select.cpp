@@ -1,8 +1,6 @@
 // Median, quantiles, the greatest and the least rows, the first and the last row.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/gather.h>
-#include <ATen/ops/lerp.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -27,9 +25,10 @@ Scalar fill_for(const OptionalScalar& fill, ScalarType type) {
 struct Selected {
   Selection selection;
   std::optional<SymInt> count = std::nullopt;  // the size of a dimension behind that of the segments; none: there is no such dimension
-  Tensor ranks = {};
   bool largest = true, sorted = true;
   bool indices = true;
+  Tensor q = {}, between = {}, shares = {};  // of quantiles, contiguous
+  Interpolation interpolation = Interpolation::linear;
 };
 
 // (values, indices), `[*, S, *]` or `[*, S, count, *]`.
@@ -46,16 +45,21 @@ TensorPair select(const char* op, const Tensor& data, const Grouping& grouping, 
   if (data.is_meta()) return {values, indices};
 
   const HeldGrouping held(grouping, shape);
-  const Tensor rows = data.contiguous(), ranks = wanted.ranks.defined() ? wanted.ranks.contiguous() : wanted.ranks;
+  const Tensor rows = data.contiguous();
   call.selection = wanted.selection;
   call.dtype = *dtype_of(data.scalar_type());
   call.data = rows.const_data_ptr();
-  call.ranks = ranks.defined() ? ranks.const_data_ptr<int64_t>() : nullptr;
   call.count = wanted.count ? wanted.count->expect_int() : 1;
   call.largest = wanted.largest;
   call.sorted = wanted.sorted;
   call.values = values.mutable_data_ptr();
   call.indices = wanted.indices ? indices.mutable_data_ptr<int64_t>() : nullptr;
+  if (wanted.q.defined()) {
+    call.q = wanted.q.const_data_ptr<double>();
+    call.interpolation = wanted.interpolation;
+    call.between = wanted.between.mutable_data_ptr();
+    call.shares = wanted.shares.defined() ? wanted.shares.mutable_data_ptr() : nullptr;
+  }
   call.segments = held.view;
   call.outer = shape.outer.expect_int();
   call.inner = shape.inner.expect_int();
@@ -76,7 +80,7 @@ TensorPair select(const char* op, const Tensor& data, const Grouping& grouping, 
 
 TensorPair segment_topk(const Tensor& data, FASTOPS_GROUPING, SymInt k, int64_t dim, bool largest, bool sorted, const Scalar& fill) {
   TORCH_CHECK_VALUE(k >= 0, "segment_topk: k must be at least 0, but got ", k);
-  return select("segment_topk", data, {offsets, order, index}, dim, fill, {Selection::top, std::move(k), {}, largest, sorted});
+  return select("segment_topk", data, {offsets, order, index}, dim, fill, {Selection::top, std::move(k), largest, sorted});
 }
 
 TensorPair segment_median(const Tensor& data, FASTOPS_GROUPING, int64_t dim, const OptionalScalar& fill) {
@@ -95,12 +99,50 @@ Tensor segment_end_value(const Tensor& data, FASTOPS_GROUPING, int64_t dim, cons
   return std::get<0>(select(last ? "segment_last" : "segment_first", data, {offsets, order, index}, dim, fill, wanted));
 }
 
-// ranks: int64 `[S, R]`, the same for all columns.
-TensorPair segment_select(const Tensor& data, FASTOPS_GROUPING, const Tensor& ranks, int64_t dim, const Scalar& fill) {
-  check_same_device("segment_quantile", "ranks", ranks, "data", data);
-  TORCH_CHECK_VALUE(ranks.dim() == 2 && ranks.sym_size(0) == offsets.sym_size(0) - 1 && ranks.scalar_type() == at::kLong,
-                    "segment_quantile: ranks must be int64 of shape [", offsets.sym_size(0) - 1, ", R], but got ", ranks.sym_sizes());
-  return select("segment_quantile", data, {offsets, order, index}, dim, fill, {Selection::ranks, ranks.sym_size(1), ranks});
+Interpolation interpolation_of(c10::string_view name) {
+  constexpr std::pair<c10::string_view, Interpolation> kNames[] = {{"linear", Interpolation::linear}, {"lower", Interpolation::lower},
+                                                                   {"higher", Interpolation::higher}, {"midpoint", Interpolation::midpoint},
+                                                                   {"nearest", Interpolation::nearest}};
+  for (const auto& [known, interpolation] : kNames) {
+    if (name == known) return interpolation;
+  }
+  TORCH_CHECK_VALUE(false, "segment_quantile: interpolation must be one of linear, lower, higher, midpoint, nearest, but got ", name);
+}
+
+// (results `[Q, *, S, *]`, or `[*, S, *]` for a single number; the rows that count and what they count for, if wanted).
+std::tuple<Tensor, Tensor, Tensor> quantile(const Tensor& data, const Grouping& grouping, const Tensor& q, int64_t dim,
+                                            c10::string_view interpolation, const OptionalScalar& fill, bool for_derivative) {
+  constexpr const char* op = "segment_quantile";
+  const ScalarType type = data.scalar_type();
+  check_dtype(op, "data", type, true);
+  const Shape shape = check_grouping(op, "data", data, grouping, dim);
+  check_dtype(op, "q", q.scalar_type(), true);
+  check_same_device(op, "q", q, "data", data);
+  TORCH_CHECK_VALUE(q.dim() <= 1, op, ": q must have at most 1 dimension, but got ", q.dim());
+  Selected wanted{Selection::quantiles};
+  wanted.interpolation = interpolation_of(interpolation);
+  wanted.count = q.sym_numel() * (takes_two(wanted.interpolation) ? 2 : 1);
+  wanted.indices = for_derivative;
+  wanted.q = q.to(at::kDouble).contiguous();
+  c10::SmallVector<SymInt, 6> sizes(data.sym_sizes().begin(), data.sym_sizes().end());
+  sizes[shape.dim] = shape.num_segments;
+  if (q.dim() == 1) sizes.insert(sizes.begin(), q.sym_size(0));
+  wanted.between = at::empty_symint(sizes, data.options());
+  if (for_derivative) {
+    wanted.shares = at::empty_symint({shape.num_segments, *wanted.count}, data.options().dtype(computed_in(type)));
+  }
+  const Tensor indices = std::get<1>(select(op, data, grouping, dim, fill_for(fill, type), wanted));
+  return {wanted.between, indices, wanted.shares};
+}
+
+Tensor segment_quantile(const Tensor& data, FASTOPS_GROUPING, const Tensor& q, int64_t dim, c10::string_view interpolation,
+                        const OptionalScalar& fill) {
+  return std::get<0>(quantile(data, {offsets, order, index}, q, dim, interpolation, fill, false));
+}
+
+std::tuple<Tensor, Tensor, Tensor> segment_quantile_rows(const Tensor& data, FASTOPS_GROUPING, const Tensor& q, int64_t dim,
+                                                         c10::string_view interpolation, const OptionalScalar& fill) {
+  return quantile(data, {offsets, order, index}, q, dim, interpolation, fill, true);
 }
 
 // What was selected back to its rows: values and indices `[*, S, R, *]`, the result `[*, N, *]`.
@@ -160,52 +202,26 @@ Tensor call_end_value(const Tensor& data, const Grouping& g, int64_t dim, bool l
   return (last ? last_op : first).call(data, g.offsets, g.order, g.index, dim, fill);
 }
 
-TensorPair call_select(const Tensor& data, const Grouping& g, const Tensor& ranks, int64_t dim, const Scalar& fill) {
-  using Signature = TensorPair(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, const Tensor&, int64_t,
-                               const Scalar&);
-  FASTOPS_OPERATOR(Signature, op, "_segment_select");
-  return op.call(data, g.offsets, g.order, g.index, ranks, dim, fill);
+Tensor call_quantile(const Tensor& data, const Grouping& g, const Tensor& q, int64_t dim, c10::string_view interpolation,
+                     const OptionalScalar& fill) {
+  using Signature = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, const Tensor&, int64_t,
+                           c10::string_view, const OptionalScalar&);
+  FASTOPS_OPERATOR(Signature, op, "segment_quantile");
+  return op.call(data, g.offsets, g.order, g.index, q, dim, interpolation, fill);
+}
+
+std::tuple<Tensor, Tensor, Tensor> call_quantile_rows(const Tensor& data, const Grouping& g, const Tensor& q, int64_t dim,
+                                                      c10::string_view interpolation, const OptionalScalar& fill) {
+  using Signature = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&,
+                                                       const Tensor&, int64_t, c10::string_view, const OptionalScalar&);
+  FASTOPS_OPERATOR(Signature, op, "_segment_quantile");
+  return op.call(data, g.offsets, g.order, g.index, q, dim, interpolation, fill);
 }
 
 Tensor call_place(const Tensor& values, const Tensor& indices, SymInt num_rows, int64_t dim) {
   using Signature = Tensor(const Tensor&, const Tensor&, SymInt, int64_t);
   FASTOPS_OPERATOR(Signature, op, "_segment_place");
   return op.call(values, indices, std::move(num_rows), dim);
-}
-
-// Between the elements of the two ranks around q * (length - 1), counted in double. Made of differentiable parts, and so the
-// same with and without gradients.
-Tensor segment_quantile(const Tensor& data, FASTOPS_GROUPING, const Tensor& q, int64_t dim, c10::string_view interpolation,
-                        const OptionalScalar& fill) {
-  constexpr const char* op = "segment_quantile";
-  const ScalarType type = data.scalar_type();
-  check_dtype(op, "data", type, true);
-  dim = check_grouping(op, "data", data, {offsets, order, index}, dim).dim;
-  check_dtype(op, "q", q.scalar_type(), true);
-  check_same_device(op, "q", q, "data", data);
-  TORCH_CHECK_VALUE(q.dim() <= 1, op, ": q must have at most 1 dimension, but got ", q.dim());
-  const bool linear = interpolation == "linear", midpoint = interpolation == "midpoint";
-  TORCH_CHECK_VALUE(linear || midpoint || interpolation == "lower" || interpolation == "higher" || interpolation == "nearest", op,
-                    ": interpolation must be one of linear, lower, higher, midpoint, nearest, but got ", interpolation);
-
-  const Scalar filling = fill_for(fill, type);
-  const Tensor lengths = offsets.diff().to(at::kDouble).unsqueeze(1);
-  const Tensor place = (lengths - 1).clamp_min(0) * q.to(at::kDouble).reshape({1, -1});  // [S, Q]
-  const Tensor low = place.floor(), high = place.ceil();
-  Tensor result;  // [*, S, Q, *]
-  if (linear || midpoint) {
-    const Tensor ranks = at::stack({low, high}, 2).flatten(1).to(at::kLong);
-    const Tensor values = std::get<0>(call_select(data, {offsets, order, index}, ranks, dim, filling)).to(computed_in(type));
-    const Tensor a = values.slice(dim + 1, 0, std::nullopt, 2), b = values.slice(dim + 1, 1, std::nullopt, 2), gap = b - a;
-    Tensor weight = (linear ? place - low : (high - low) / 2).to(values.scalar_type());
-    for (int64_t d = dim + 2; d < values.dim(); ++d) weight = weight.unsqueeze(-1);
-    // Beside an infinity, or a gap that overflows, there is no way along the gap; of infinities that do not count nothing is taken.
-    result = at::where(gap.isfinite(), at::lerp(a, b, weight), at::where(weight == 0, a, (1 - weight) * a + weight * b)).to(type);
-  } else {
-    const Tensor ranks = (interpolation == "lower" ? low : interpolation == "higher" ? high : place.round()).to(at::kLong);
-    result = std::get<0>(call_select(data, {offsets, order, index}, ranks, dim, filling));
-  }
-  return (q.dim() == 0 ? result.select(dim + 1, 0) : result.movedim(dim + 1, 0)).contiguous();
 }
 
 // Derivatives.
@@ -229,12 +245,6 @@ Tensor backward_one(AutogradContext* ctx, const Tensor& grad) {
   return call_select_backward(grad, tensors[0], saved_grouping(ctx, 1), ctx->saved_data["num_rows"].toSymInt(), ctx->saved_data["dim"].toInt());
 }
 
-// Several rows, some perhaps more than once: they are added in the type that is computed in, and rounded once.
-Tensor backward_several(AutogradContext* ctx, const Tensor& grad, bool repeated) {
-  const Tensor indices = ctx->get_saved_variables()[0], wide = repeated ? grad.to(computed_in(grad.scalar_type())) : grad;
-  return call_place(wide, indices, ctx->saved_data["num_rows"].toSymInt(), ctx->saved_data["dim"].toInt()).to(grad.scalar_type());
-}
-
 struct TopkFunction : torch::autograd::Function<TopkFunction> {
   static constexpr bool is_traceable = true;
 
@@ -245,7 +255,9 @@ struct TopkFunction : torch::autograd::Function<TopkFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    return {backward_several(ctx, grads[0], false), {}, {}, {}, {}, {}, {}, {}, {}};
+    const Tensor indices = ctx->get_saved_variables()[0];
+    return {call_place(grads[0], indices, ctx->saved_data["num_rows"].toSymInt(), ctx->saved_data["dim"].toInt()),
+            {}, {}, {}, {}, {}, {}, {}, {}};
   }
 };
 
@@ -299,26 +311,44 @@ Tensor end_autograd(const Tensor& data, FASTOPS_GROUPING, int64_t dim, const Sca
   return call_end_value(data, {offsets, order, index}, dim, last, fill);
 }
 
-struct RanksFunction : torch::autograd::Function<RanksFunction> {
+// To the rows around a quantile, by their shares. A row may be that of several: what it receives is added in the type that is
+// computed in, and rounded once.
+struct QuantileFunction : torch::autograd::Function<QuantileFunction> {
   static constexpr bool is_traceable = true;
 
-  static variable_list forward(AutogradContext* ctx, const Tensor& data, FASTOPS_GROUPING, const Tensor& ranks, int64_t dim, const Scalar& fill) {
-    return forward_select(ctx, data, {offsets, order, index}, dim,
-                          [&] { return call_select(data, {offsets, order, index}, ranks, dim, fill); });
+  static Tensor forward(AutogradContext* ctx, const Tensor& data, FASTOPS_GROUPING, const Tensor& q, int64_t dim,
+                        c10::string_view interpolation, const OptionalScalar& fill) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const auto [values, indices, shares] = call_quantile_rows(data, {offsets, order, index}, q, dim, interpolation, fill);
+    save_grouping(ctx, {indices, shares}, {offsets, order, index});
+    dim = at::maybe_wrap_dim(dim, data.dim());
+    ctx->saved_data["dim"] = dim;
+    ctx->saved_data["num_rows"] = data.sym_size(dim);
+    ctx->saved_data["single"] = q.dim() == 0;
+    ctx->saved_data["two"] = takes_two(interpolation_of(interpolation));
+    return values;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    return {backward_several(ctx, grads[0], true), {}, {}, {}, {}, {}, {}};
+    const auto tensors = ctx->get_saved_variables();
+    const int64_t dim = ctx->saved_data["dim"].toInt();
+    // [*, S, Q, 1, *] by [S, Q, 1 or 2, 1...]
+    Tensor grad = (ctx->saved_data["single"].toBool() ? grads[0].unsqueeze(dim + 1) : grads[0].movedim(0, dim + 1)).unsqueeze(dim + 2);
+    const int64_t rows = ctx->saved_data["two"].toBool() ? 2 : 1;
+    Tensor shares = tensors[1].reshape_symint({tensors[1].sym_size(0), tensors[1].sym_size(1) / rows, rows});
+    for (int64_t d = dim + 3; d < grad.dim(); ++d) shares = shares.unsqueeze(-1);
+    const Tensor back = call_place((grad * shares).flatten(dim + 1, dim + 2), tensors[0], ctx->saved_data["num_rows"].toSymInt(), dim);
+    return {back.to(grads[0].scalar_type()), {}, {}, {}, {}, {}, {}, {}};
   }
 };
 
-TensorPair ranks_autograd(const Tensor& data, FASTOPS_GROUPING, const Tensor& ranks, int64_t dim, const Scalar& fill) {
+Tensor quantile_autograd(const Tensor& data, FASTOPS_GROUPING, const Tensor& q, int64_t dim, c10::string_view interpolation,
+                         const OptionalScalar& fill) {
   if (wants_grad(data) && is_floating(data.scalar_type())) {
-    const auto results = RanksFunction::apply(data, offsets, order, index, ranks, dim, fill);
-    return {results[0], results[1]};
+    return QuantileFunction::apply(data, offsets, order, index, q, dim, interpolation, fill);
   }
   at::AutoDispatchBelowADInplaceOrView guard;
-  return call_select(data, {offsets, order, index}, ranks, dim, fill);
+  return call_quantile(data, {offsets, order, index}, q, dim, interpolation, fill);
 }
 
 // Linear in values: back go the entries of the rows.
@@ -359,7 +389,7 @@ void implement_select(torch::Library& m) {
   m.impl("segment_first", segment_end_value<false>);
   m.impl("segment_last", segment_end_value<true>);
   m.impl("_segment_end", segment_end);
-  m.impl("_segment_select", segment_select);
+  m.impl("_segment_quantile", segment_quantile_rows);
   m.impl("_segment_place", segment_place);
 }
 
@@ -374,12 +404,13 @@ TORCH_LIBRARY_IMPL(fastops, CUDA, m) { implement_select(m); }
 TORCH_LIBRARY_IMPL(fastops, Autograd, m) {
   m.impl("segment_topk", topk_autograd);
   m.impl("segment_median", median_autograd);
-  m.impl("segment_quantile", segment_quantile);
+  m.impl("segment_quantile", quantile_autograd);
   m.impl("segment_first", end_autograd<false>);
   m.impl("segment_last", end_autograd<true>);
-  m.impl("_segment_select", ranks_autograd);
   m.impl("_segment_place", place_autograd);
-  m.impl("_segment_end", torch::CppFunction::makeFallthrough());
+  for (const char* whole : {"_segment_end", "_segment_quantile"}) {
+    m.impl(whole, torch::CppFunction::makeFallthrough());  // results that have no derivative
+  }
 }
 
 }  // namespace fastops::host
