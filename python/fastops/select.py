@@ -162,7 +162,7 @@ def segment_quantile(
 
     Returns:
         `[S, *]`, of the dtype of `data`, for a single number; `[Q, S, *]` for a tensor of one dimension.
-        The gradient goes to the one or two rows, by their shares.
+        The gradient goes to the one or two rows, by their shares, and none to `q`.
 
     Rules:
         Segments may be of any length. The rank `q * (length - 1)` is computed in float64. The quantile of a segment with a NaN
