@@ -1,8 +1,8 @@
 // Elements of given rank, and the greatest or least ones, of each segment and column: by selection, without sorting.
 //
-// A segment of up to kChunk rows is taken by a warp, whose lanes are rows times neighbouring columns. The key (keys.h) of a
-// rank is found bit by bit from the top, by counting how many keys are less than a trial; keys are read again each time,
-// from the caches. A longer segment is cut into windows of kChunk positions, a block each: in every pass a histogram of one
+// A segment of up to kChunk rows is taken by the lanes of a warp or some of them, rows times neighbouring columns. The key
+// (keys.h) of a rank is found bit by bit from the top, by counting how many keys are less than a trial; keys are in registers,
+// but those of long columns, which are read again each time, from the caches. A longer segment is cut into windows of kChunk positions, a block each: in every pass a histogram of one
 // byte is counted, of the elements that lead to the rank by the bytes above, and a warp then picks the next byte. The bytes
 // of the key come first, then those of the position, so that of equal elements the first rows come first. Counts are whole
 // numbers: atomic additions of them give the same in any order. The rows that `top` selects are listed, and then ordered by
@@ -22,6 +22,8 @@ namespace {
 struct SelectPolicy {
   static constexpr int kThreads = 256;
   static constexpr int kChunk = 1024;        // guess: rows that a warp takes, and a block of a longer segment
+  static constexpr int kKeptKeys = 8;        // guess: keys that a lane has in registers; others are read for every bit
+  static constexpr int kLeastRows = 8;       // guess: rows side by side in a warp, though most segments are shorter
   static constexpr int kWindowColumns = 16;  // guess: of a block; their histograms take 16 KiB of shared memory
 };
 
@@ -77,20 +79,25 @@ __global__ void __launch_bounds__(SelectPolicy::kThreads) select_end_kernel(Sele
   }
 }
 
-// Combines what the lanes of a column have.
+// Combines what lanes have that are `first` apart, 2 * first, and so on, below `end`.
 template <class V, class Combine>
-__device__ __forceinline__ V over_rows(V value, int columns, Combine&& combine) {
-  for (int step = columns; step < 32; step *= 2) value = combine(value, __shfl_xor_sync(kWarp, value, step));
+__device__ __forceinline__ V over_lanes(V value, int first, int end, Combine&& combine) {
+  for (int step = first; step < end; step *= 2) value = combine(value, __shfl_xor_sync(kWarp, value, step));
   return value;
 }
 
-// A segment of at most kChunk rows, as the lane that has its rows lane_row, lane_row + rows, ... of a column sees it.
+// A segment of at most kChunk rows, as the lane that has its rows lane_row, lane_row + rows, ... of a column sees it. A warp has
+// several such groups of lanes, `columns` neighbouring columns of one segment and perhaps more segments.
 template <class T>
 struct WarpColumn {
+  static constexpr int kKept = SelectPolicy::kKeptKeys;
+
   const SelectCall& call;
   int64_t slice, begin, column;
-  int length, columns, rows, lane_row;
-  unsigned lanes;  // those of the same column
+  int length, longest;  // rows of the segment, and of the longest one that the warp has
+  int columns, rows, lane_row;
+  unsigned lanes;  // of the group
+  Word<T> kept[kKept];
 
   // The element of a rank, as far as it must be known: it has the bits of `known` under `mask`, and `skip` such elements stand
   // before it.
@@ -102,24 +109,44 @@ struct WarpColumn {
   __device__ __forceinline__ int64_t row(int i) const { return call.segments.row(begin + i); }
   __device__ __forceinline__ Word<T> key(int i) const { return key_at<T>(call, slice, row(i), column); }
 
+  __device__ __forceinline__ void keep() {
+#pragma unroll
+    for (int k = 0; k < kKept; ++k) {
+      kept[k] = 0;
+      if (lane_row + k * rows < length) kept[k] = key(lane_row + k * rows);
+    }
+  }
+
+  template <class Visit>
+  __device__ __forceinline__ void for_each_key(Visit&& visit) const {
+#pragma unroll
+    for (int k = 0; k < kKept; ++k) {
+      if (k * rows >= longest) return;
+      if (lane_row + k * rows < length) visit(kept[k]);
+    }
+    for (int i = lane_row + kKept * rows; i < length; i += rows) visit(key(i));
+  }
+
+  template <class V, class Combine>
+  __device__ __forceinline__ V over_group(V value, Combine&& combine) const {
+    return over_lanes(value, columns, rows * columns, combine);
+  }
+
   __device__ Found find(int rank) const {
     Word<T> all = ~Word<T>(0), any = 0;
-    for (int i = lane_row; i < length; i += rows) {
-      const Word<T> x = key(i);
-      all &= x, any |= x;
-    }
-    all = over_rows(all, columns, [](Word<T> a, Word<T> b) { return a & b; });
-    any = over_rows(any, columns, [](Word<T> a, Word<T> b) { return a | b; });
-    // Bits that differ in some column of the warp.
-    const Word<T> varying = over_rows(Word<T>(all ^ any), 1, [](Word<T> a, Word<T> b) { return a | b; });
+    for_each_key([&](Word<T> x) { all &= x, any |= x; });
+    all = over_group(all, [](Word<T> a, Word<T> b) { return a & b; });
+    any = over_group(any, [](Word<T> a, Word<T> b) { return a | b; });
+    // Bits that differ in some group of the warp.
+    const Word<T> varying = over_lanes(Word<T>(length > 0 ? all ^ any : 0), 1, 32, [](Word<T> a, Word<T> b) { return a | b; });
     Found found{all, ~Word<T>(0), 0};
     int low = 0, high = length;
     for (Word<T> bit = Word<T>(1) << (8 * sizeof(T) - 1); bit > 0; bit >>= 1) {
       if (!(varying & bit)) continue;
       const Word<T> above = ~(bit - 1), trial = (found.known & above) | bit;
       int less = 0;
-      for (int i = lane_row; i < length; i += rows) less += key(i) < trial;
-      less = over_rows(less, columns, [](int a, int b) { return a + b; });
+      for_each_key([&](Word<T> x) { less += x < trial; });
+      less = over_group(less, [](int a, int b) { return a + b; });
       if (less <= rank) {
         found.known |= bit, low = less;
       } else {
@@ -136,20 +163,20 @@ struct WarpColumn {
 
   __device__ Word<T> greatest() const {
     Word<T> greatest = 0;
-    for (int i = lane_row; i < length; i += rows) greatest = max(greatest, key(i));
-    return over_rows(greatest, columns, [](Word<T> a, Word<T> b) { return max(a, b); });
+    for_each_key([&](Word<T> x) { greatest = max(greatest, x); });
+    return over_group(greatest, [](Word<T> a, Word<T> b) { return max(a, b); });
   }
 
   // The row of what was found.
   __device__ int64_t locate(const Found& found) const {
     int skip = found.skip, at = -1;
-    for (int i = 0; i < length && __any_sync(kWarp, at < 0); i += rows) {
+    for (int i = 0; i < longest && __any_sync(kWarp, at < 0); i += rows) {
       const bool match = i + lane_row < length && ((key(i + lane_row) ^ found.known) & found.mask) == 0;
       unsigned matches = __ballot_sync(kWarp, match) & lanes;
       const int count = __popc(matches);
       if (at < 0 && skip < count) {
         for (int k = 0; k < skip; ++k) matches &= matches - 1;
-        at = i + (__ffs(matches) - 1) / columns;
+        at = i + (__ffs(matches) - 1) % (rows * columns) / columns;
       }
       skip -= count;
     }
@@ -160,7 +187,7 @@ struct WarpColumn {
   __device__ void list(const Found& found, int64_t* listed, int64_t step, bool is_real) const {
     const unsigned before = lanes & ((1u << threadIdx.x % 32) - 1);
     int skip = found.skip, filled = 0;
-    for (int i = 0; i < length; i += rows) {
+    for (int i = 0; i < longest; i += rows) {
       const bool inside = i + lane_row < length;
       const Word<T> x = inside ? key(i + lane_row) & found.mask : 0, last = found.known & found.mask;
       const unsigned matches = __ballot_sync(kWarp, inside && x == last) & lanes;
@@ -173,39 +200,41 @@ struct WarpColumn {
   }
 };
 
-// One warp takes one segment and `columns` columns, a power of two of them.
+// A warp takes `columns` columns of 32 / (rows * columns) segments; both are powers of two.
 template <class T>
-__global__ void __launch_bounds__(SelectPolicy::kThreads) select_short_kernel(SelectCall call, T fill, int columns, int64_t* listed) {
-  const int lane = threadIdx.x % 32, rows = 32 / columns;
+__global__ void __launch_bounds__(SelectPolicy::kThreads)
+    select_short_kernel(SelectCall call, T fill, int columns, int rows, int64_t* listed) {
+  const int lane = threadIdx.x % 32, lanes_of_segment = rows * columns, in_segment = lane % lanes_of_segment;
   unsigned lanes = 0;
-  for (int r = 0; r < rows; ++r) lanes |= 1u << (r * columns + lane % columns);
-  const int64_t tiles = ceil_div(call.inner, columns), segments = call.segments.num_segments, units = call.outer * segments * tiles;
-  const int64_t step = int64_t(gridDim.x) * (blockDim.x / 32);
+  for (int r = 0; r < rows; ++r) lanes |= 1u << (lane - in_segment + r * columns + lane % columns);
+  const int64_t tiles = ceil_div(call.inner, columns), segments = call.segments.num_segments, all = call.outer * segments;
+  const int together = 32 / lanes_of_segment;
+  const int64_t units = ceil_div(all, together) * tiles, step = int64_t(gridDim.x) * (blockDim.x / 32);
   for (int64_t unit = int64_t(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32; unit < units; unit += step) {
-    const int64_t stacked = unit / tiles, slice = stacked / segments, segment = stacked % segments;
-    const int64_t begin = call.segments.begin(segment), length = call.segments.end(segment, begin) - begin;
-    if (length > SelectPolicy::kChunk) continue;
+    const int64_t wanted_segment = unit / tiles * together + lane / lanes_of_segment, stacked = min(wanted_segment, all - 1);
+    const int64_t slice = stacked / segments, segment = stacked % segments;
+    const int64_t begin = call.segments.begin(segment), whole = call.segments.end(segment, begin) - begin;
+    const bool is_mine = wanted_segment < all && whole <= SelectPolicy::kChunk;
+    if (!__any_sync(kWarp, is_mine)) continue;
+    const int length = is_mine ? int(whole) : 0;
+    const int longest = over_lanes(length, 1, 32, [](int a, int b) { return max(a, b); });
     const int64_t wanted = unit % tiles * columns + lane % columns, column = min(wanted, call.inner - 1);
-    const bool is_real = wanted < call.inner;  // the lanes of others keep the last column company
-    const WarpColumn<T> here{call, slice, begin, column, int(length), columns, rows, lane / columns, lanes};
+    const bool is_real = is_mine && wanted < call.inner;  // the lanes of others keep company
+    WarpColumn<T> here{call, slice, begin, column, length, longest, columns, rows, in_segment / columns, lanes, {}};
+    here.keep();
     if (call.selection == Selection::top) {
-      if (length == 0) continue;
-      int64_t* const list = listed + place_of(call, slice, segment, 0, column);
-      here.list(here.find(int(wanted_rank(call, length, 0))), list, call.inner, is_real);
+      here.list(here.find(int(wanted_rank(call, length, 0))), listed + place_of(call, slice, segment, 0, column), call.inner, is_real);
       continue;
     }
-    const bool has_nan = is_floating<T> && is_nan_key<T>(call, here.greatest());
+    const Word<T> greatest = here.greatest();  // no lane goes its own way before the last vote
+    const bool has_nan = length > 0 && is_nan_key<T>(call, greatest);
     for (int64_t i = 0; i < call.count; ++i) {
-      const int64_t rank = length == 0 ? -1 : wanted_rank(call, length, i);  // the same for all lanes
-      int64_t row = -1;
-      if (length > 0 && (rank >= 0 || __any_sync(kWarp, has_nan))) {
-        auto found = here.find(int(max(rank, int64_t(0))));
-        if (call.selection == Selection::median) found.skip = 0;
-        if (has_nan) found = {key_t<T>(~key_t<T>(0)), ~Word<T>(0), 0};
-        row = here.locate(found);
-        if (rank < 0 && !has_nan) row = -1;
-      }
-      if (is_real && lane < columns) put(call, fill, slice, segment, i, column, row);
+      const int64_t rank = wanted_rank(call, length, i);
+      auto found = here.find(int(max(rank, int64_t(0))));
+      if (call.selection == Selection::median) found.skip = 0;
+      if (has_nan) found = {key_t<T>(~key_t<T>(0)), ~Word<T>(0), 0};
+      const int64_t row = here.locate(found);
+      if (is_real && in_segment < columns) put(call, fill, slice, segment, i, column, length == 0 || (rank < 0 && !has_nan) ? -1 : row);
     }
   }
 }
@@ -503,7 +532,9 @@ void select_typed(const SelectCall& call, T fill, unsigned char* workspace, cuda
   const Layout layout(call);
   int64_t* const listed = reinterpret_cast<int64_t*>(workspace + layout.listed);
   const int columns = power_of_two(call.inner, 32);
-  select_short_kernel<T><<<blocks_for(all * ceil_div(call.inner, columns), kThreads / 32), kThreads, 0, stream>>>(call, fill, columns, listed);
+  const int rows = power_of_two(std::max<int64_t>(segments.num_positions / segments.num_segments, SelectPolicy::kLeastRows), 32 / columns);
+  const int64_t warps = ceil_div(all, 32 / (rows * columns)) * ceil_div(call.inner, columns);
+  select_short_kernel<T><<<blocks_for(warps, kThreads / 32), kThreads, 0, stream>>>(call, fill, columns, rows, listed);
   check(cudaGetLastError());
 
   if (layout.slots > 0) {
