@@ -145,6 +145,8 @@ OPERATIONS: dict[str, Callable] = {
     "extremum_backward": extremum_backward,  # of amax
     **{name: reduction(f"segment_{name}") for name in ("cumsum", "cumprod", "cummax", "logcumsumexp")},
     "linear_scan": linear_scan,  # in the backward of all but cumsum
+    "topk": lambda data, values, offsets: ((data, offsets), lambda: OPS.segment_topk(data, offsets, None, None, 3)),
+    "median": lambda data, values, offsets: ((data, offsets), lambda: OPS.segment_median(data, offsets, None, None)),
     **NORMALISATIONS,
 }
 

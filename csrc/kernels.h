@@ -8,6 +8,7 @@
 #include "gradients.h"
 #include "normalisers.h"
 #include "numeric.h"
+#include "quantiles.h"
 #include "reducers.h"
 #include "scans.h"
 #include "segments.h"
@@ -102,6 +103,44 @@ struct GroupCall {
   int64_t num_rows;
 };
 
+// Which elements of a segment are wanted, of each column on its own.
+enum class Selection : int8_t {
+  quantiles,  // those around quantiles; of equal elements the first row has the lower rank
+  median,     // the lower middle; the first row that has it
+  top,        // the greatest or the least, in their order or in that of their rows
+  first,      // the first row
+  last,       // the last row
+};
+
+// In floating data a NaN is what quantiles and the median select: the first one. To `top` it is the greatest value.
+struct SelectCall {
+  Selection selection;
+  DType dtype;           // of data and values
+  const void* data;      // [outer, N, inner]
+  int64_t count;         // elements of a segment: 1 for all but quantiles and `top`
+  bool largest, sorted;  // top
+  const double* q;       // quantiles: [Q]; count is Q, or 2 Q for interpolations of two rows, which stand side by side
+  Interpolation interpolation;
+  void* between;         // quantiles: [Q, outer, S, inner] the results
+  void* shares;          // quantiles: [S, count] of the type that is computed in, what the rows count for; none: not wanted
+  void* values;          // [outer, S, count, inner]
+  int64_t* indices;      // [outer, S, count, inner] row numbers; -1, and the value is fill, where nothing is selected
+  double fill;           // as a floating number
+  int64_t fill_integer;  // and as an integer
+  SegmentsView segments;
+  int64_t outer, inner;
+};
+
+// Gives back to the rows what was selected from them: out[index] += value. Entries of different segments have different
+// rows, so the order in which those of one row are added is that in which they stand.
+struct PlaceCall {
+  DType dtype;             // of values and out, floating
+  const void* values;      // [outer, S, count, inner]
+  const int64_t* indices;  // [outer, S, count, inner]; others than row numbers go nowhere
+  void* out;               // [outer, N, inner], zeros at first
+  int64_t num_segments, count, num_rows, outer, inner;
+};
+
 namespace cpu {
 
 // Runs body(context, begin, end) over [0, tasks), on several threads; given by the host side, which has the pool.
@@ -127,6 +166,8 @@ struct Pool {
   void scan(const ScanCall&, const Pool&);            \
   void sort(const SortCall&, const Pool&);            \
   void group(const GroupCall&, const Pool&);          \
+  void select(const SelectCall&, const Pool&);        \
+  void place(const PlaceCall&, const Pool&);          \
   }
 FASTOPS_DECLARE_CPU_KERNELS(default_)
 FASTOPS_DECLARE_CPU_KERNELS(avx2)
@@ -157,6 +198,11 @@ void sort(const SortCall&, void* workspace, CUstream_st* stream);
 
 size_t group_workspace(const GroupCall&);
 void group(const GroupCall&, void* workspace, CUstream_st* stream);
+
+size_t select_workspace(const SelectCall&);
+void select(const SelectCall&, void* workspace, CUstream_st* stream);
+
+void place(const PlaceCall&, CUstream_st* stream);
 
 }  // namespace cuda
 #endif

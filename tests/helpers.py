@@ -8,6 +8,18 @@ def first(results):
     return results[0] if isinstance(results, tuple) else results
 
 
+def further(op, num_rows, device="cpu"):
+    """What an operator takes between the segments and dim."""
+    if op.takes_values:
+        return (num_rows,)
+    return tuple(torch.tensor(x, dtype=torch.float64, device=device) if isinstance(x, float) else x for x in op.arguments)
+
+
+def without_nan(op):
+    """Options for opcheck, to which a NaN differs from itself."""
+    return {"fill_value": 0} if op.empty.startswith("nan") else {}
+
+
 def close(result, expected, rtol=2e-6, atol=0.0):
     """Equal to numbers that are written out, NaN to NaN."""
     expected = torch.as_tensor(expected, dtype=result.dtype)

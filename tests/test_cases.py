@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from helpers import first, gradient, same
+from helpers import first, further, gradient, same, without_nan
 
 import fastops
 from fastops import (
@@ -21,9 +21,12 @@ from fastops import (
     segment_broadcast,
     segment_max,
     segment_mean,
+    segment_median,
     segment_min,
     segment_prod,
+    segment_quantile,
     segment_sum,
+    segment_topk,
     testing,
 )
 from fastops.registry import OPS
@@ -173,12 +176,12 @@ def test_no_rows_at_all(case, op, device):
         rows = len(offsets) - 1 if op.takes_values else shape[0]
         data = torch.zeros((rows, shape[1]), device=device, requires_grad=op.differentiable)
         result = first(op.fn(data, offsets, **({"num_rows": shape[0]} if op.takes_values else {})))
-        assert result.shape == (shape[0] if op.takes_values or op.per_row else len(offsets) - 1, shape[1])
+        assert result.shape == (shape[0] if op.takes_values or op.per_row else len(offsets) - 1, *op.behind, shape[1])
         if op.differentiable:
             result.sum().backward()
             assert data.grad.shape == data.shape and not data.grad.any()
     segments = Segments.from_index(torch.tensor([], dtype=torch.int64, device=device))
-    assert first(op.fn(torch.zeros(0, 3, device=device), segments)).shape == (0, 3)
+    assert first(op.fn(torch.zeros(0, 3, device=device), segments)).shape == (0, *op.behind, 3)
     same(segment_sum(torch.zeros(0, 6, device=device), torch.tensor([0, 0, 0], device=device)), torch.zeros(2, 6))
 
 
@@ -265,7 +268,7 @@ def test_devices_that_differ(case, op):
     with pytest.raises(RuntimeError, match=r"but got cpu"):
         op.fn(data.to("meta"), torch.tensor([0, 2, 3]))
     with pytest.raises(RuntimeError, match=rf"{op.name}: offsets must be on the device of"):  # and below the wrapper
-        op.overload(data, offsets, None, None, *((3,) if op.takes_values else ()))
+        op.overload(data, offsets, None, None, *further(op, 3))
 
 
 @case("31", "argmax_of_an_empty_group")
@@ -290,7 +293,8 @@ def test_no_rows_give_the_fill_and_no_old_memory(case, op, device):
         del junk
         junk = [torch.full((64,), 1e30, device=device) for _ in range(100 if device == "cpu" else 1)]
         del junk
-        expected = torch.full((0 if op.per_row else 1, 64), fills.get(op.name, 0))
+        fill = NAN if op.empty.startswith("nan") else fills.get(op.name, 0)
+        expected = torch.full((0 if op.per_row else 1, *op.behind, 64), fill)
         same(first(op.fn(data, segments)), expected)
 
 
@@ -547,9 +551,9 @@ def test_opcheck_and_aliases(case, op, device):
         segments = testing.make_segments(lengths[name], device=device)
         rows = segments.num_segments if op.takes_values else segments.num_rows
         data = testing.make_data((2, rows), torch.float32).t().to(device).requires_grad_(op.differentiable)
-        more = (segments.num_rows,) if op.takes_values else ()
+        more = further(op, segments.num_rows, device)
         if device == "cpu" or name == "normal":
-            torch.library.opcheck(op.overload, (data, *segments._parts, *more))
+            torch.library.opcheck(op.overload, (data, *segments._parts, *more), without_nan(op))
         for grouping in (segments, Segments.from_index(segments.index, segments.num_segments)):
             results = op.fn(data, grouping)
             results = list(results) if isinstance(results, tuple) else [results]
@@ -584,6 +588,34 @@ def test_overflow_meets_zero(case, device):
         data = torch.tensor(group, device=device)
         same(segment_prod(data, torch.tensor([0, 3], device=device)), [0])
         assert not gradient(segment_prod, data, torch.tensor([0, 3], device=device)).isnan().any()
+
+
+@case("75", "padding_of_topk")
+def test_padding_of_topk(case, device):
+    """A short segment yields its rows and then what is documented, never a row of another segment."""
+    data, offsets = torch.tensor([-5.0, -6, 1, 2, 3], device=device), torch.tensor([0, 2, 5], device=device)
+    values, indices = segment_topk(data, offsets, 2)
+    same(values, [[-5, -6], [3, 2]])
+    assert indices.tolist() == [[0, 1], [4, 3]]
+    values, indices = segment_topk(data, offsets, 3)
+    same(values, [[-5, -6, 0], [3, 2, 1]])
+    assert indices.tolist() == [[0, 1, -1], [4, 3, 2]]
+    values, indices = segment_topk(torch.full_like(data, -torch.inf), offsets, 4)
+    assert indices.tolist() == [[0, 1, -1, -1], [2, 3, 4, -1]]
+    same(values, [[-torch.inf] * 2 + [0] * 2, [-torch.inf] * 3 + [0]])
+    assert segment_topk(data, offsets, 0).values.shape == (2, 0)
+
+
+@case("77", "median_and_quantile")
+def test_median_and_quantile(case, device):
+    data, offsets = torch.tensor([1.0, 2, 3, 4, 0, 10, 20], device=device), torch.tensor([0, 4, 7], device=device)
+    for interpolation, expected in {"linear": [2.5, 10], "lower": [2, 10], "higher": [3, 10], "nearest": [3, 10]}.items():
+        same(segment_quantile(data, offsets, 0.5, interpolation=interpolation), expected)
+    same(segment_quantile(data, offsets, 0.25), [1.75, 5])
+    same(segment_median(data, offsets).values, [2, 10])
+    unknown, offsets = torch.tensor([1.0, NAN, 3], device=device), torch.tensor([0, 3], device=device)
+    same(segment_median(unknown, offsets).values, [NAN])
+    same(segment_quantile(unknown, offsets, 0.5), [NAN])
 
 
 @case("83", "dtypes_that_differ")

@@ -10,7 +10,7 @@ import torch
 
 import fastops
 
-MODULES = ("fastops", "fastops.move", "fastops.reduce", "fastops.registry", "fastops.segments", "fastops.testing")
+MODULES = ("fastops", "fastops.move", "fastops.reduce", "fastops.registry", "fastops.segments", "fastops.select", "fastops.testing")
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -23,7 +23,7 @@ def test_examples(name):
 
 @pytest.mark.parametrize("op", fastops.registry.OPS, ids=lambda op: op.name)
 def test_docstrings_have_their_parts(op):
-    text = inspect.getdoc(op.fn)
+    text = inspect.getdoc(getattr(fastops, op.name))
     assert text.splitlines()[0].endswith(".") and not text.splitlines()[1], "one line first"
     for part in ("Equivalent to:", "Args:", "Returns:", "Example:", "[S + 1]"):
         assert part in text, part

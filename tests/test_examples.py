@@ -60,6 +60,8 @@ def test_flights(flights, capsys):
         "aircraft": [4043, 334_264, 1, 575, "N11119"],
         "route": [224, 336_776, 1, 11_262, "EWR to TYS"],
     }
+    assert len(facts["carriers"]) == 16 and facts["carriers"]["F9"] == [6, 76]
+    assert len(facts["routes"]) == 224 and facts["routes"]["JFK", "HNL"] == [1272, 154, 134]
     assert all(len(result["milliseconds"]) == 4 for result in facts["results"].values())
     assert "336,776 flights" in capsys.readouterr().out
 
@@ -79,10 +81,24 @@ def test_flights_compares(flights, frame, monkeypatch):
         flights.compare(frame, delays, ["carrier"], rounds=0)
 
 
+@pytest.mark.parametrize("name", ("usual", "worst_of_routes"))
+def test_flights_compares_selections(flights, frame, name):
+    """And where one delay is another."""
+    few = frame[:3000]
+    delay = torch.from_numpy(few["arr_delay"].to_numpy(copy=True))
+    getattr(flights, name)(few, delay)
+    delay[int(delay.nan_to_num().argmax())] += 1
+    delay[delay == delay.nanmedian()] += 1
+    with pytest.raises(AssertionError):
+        getattr(flights, name)(few, delay)
+
+
 def test_flights_on_a_device(flights, frame, device):
     few = frame[:3000]
     delays = torch.from_numpy(np.ascontiguousarray(few[flights.DELAYS])).to(device)
     flights.compare(few, delays, ["origin", "dest"], rounds=1)
+    flights.usual(few, delays[:, -1])
+    flights.worst_of_routes(few, delays[:, -1])
 
 
 # Molecules -----------------------------------------------------------------------------------------------------------

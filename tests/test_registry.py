@@ -24,8 +24,8 @@ def test_every_operator_has_a_row():
 
 def test_every_row_is_public():
     for op in registry.OPS:
-        assert getattr(fastops, op.name) is op.fn
-        assert op.reference is getattr(fastops.reference, op.name)
+        assert getattr(fastops, op.name) is getattr(op.fn, "func", op.fn)
+        assert getattr(op.reference, "func", op.reference) is getattr(fastops.reference, op.name)
     functions = {name for name in fastops.__all__ if name.startswith("segment_")}
     assert functions == {op.name for op in registry.OPS}
 
@@ -90,6 +90,7 @@ def test_bytes_moved():
     data = torch.zeros(7, 5)
     assert registry.find("segment_sum").bytes_moved(data, segments) == 7 * 20 + 3 * 20 + 4 * 8
     assert registry.find("segment_max").bytes_moved(data, segments) == 7 * 20 + 3 * 20 + 3 * 40 + 4 * 8
+    assert registry.find("segment_topk").bytes_moved(data, segments) == 7 * 20 + 2 * 3 * 20 + 2 * 3 * 40 + 4 * 8
     assert registry.find("segment_any").bytes_moved(data, segments) == 7 * 20 + 3 * 5 + 4 * 8
     assert registry.find("segment_broadcast").bytes_moved(data[:3], segments) == 3 * 20 + 7 * 20 + 4 * 8
 

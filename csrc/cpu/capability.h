@@ -14,6 +14,7 @@
 // those of other translation units, are compiled for the baseline. A kernel needs others rarely; add them here.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

@@ -118,6 +118,22 @@ inline void check_index_tensor(const char* op, const char* argument, const Tenso
   TORCH_CHECK_VALUE(tensor.dim() == 1, op, ": ", argument, " must have 1 dimension, but got ", tensor.dim());
 }
 
+// Integers fill with integers: 0.5 or NaN have no meaning there.
+template <class Call>
+void set_fill(const char* op, Call& call, const at::Scalar& fill, ScalarType type) {
+  TORCH_CHECK_TYPE(!fill.isComplex(), op, ": fill_value must be a real number, but got a complex one");
+  call.fill = fill.toDouble();
+  if (is_floating(type)) return;
+  if (fill.isFloatingPoint()) {
+    TORCH_CHECK_VALUE(call.fill == std::trunc(call.fill) && std::abs(call.fill) < 9.2e18, op, ": fill_value must be an integer for ",
+                      name_of(type), " results, but got ", call.fill);
+    call.fill_integer = int64_t(call.fill);
+  } else {
+    call.fill_integer = fill.toLong();
+  }
+  if (type == at::kBool) call.fill_integer = call.fill_integer != 0;
+}
+
 inline IndexArray array_of(const Tensor& tensor) { return {tensor.const_data_ptr(), tensor.scalar_type() == at::kLong}; }
 
 // Checks a grouping against the tensor that goes with it: `data` with a row for each of num_rows along dim, or

@@ -16,21 +16,6 @@ using torch::autograd::variable_list;
 using OptionalType = std::optional<ScalarType>;
 using Pair = std::tuple<Tensor, Tensor>;
 
-// Integers fill with integers: 0.5 or NaN have no meaning there.
-void set_fill(const char* op, ReduceCall& call, const Scalar& fill, ScalarType type) {
-  TORCH_CHECK_TYPE(!fill.isComplex(), op, ": fill_value must be a real number, but got a complex one");
-  call.fill = fill.toDouble();
-  if (is_floating(type)) return;
-  if (fill.isFloatingPoint()) {
-    TORCH_CHECK_VALUE(call.fill == std::trunc(call.fill) && std::abs(call.fill) < 9.2e18, op, ": fill_value must be an integer for ",
-                      name_of(type), " results, but got ", call.fill);
-    call.fill_integer = int64_t(call.fill);
-  } else {
-    call.fill_integer = fill.toLong();
-  }
-  if (type == at::kBool) call.fill_integer = call.fill_integer != 0;
-}
-
 struct Wanted {
   Reduction reduction;
   ScalarType out;          // undefined: only `extra` is wanted

@@ -33,6 +33,7 @@ from .reduce import (
 )
 from .scan import segment_cummax, segment_cummin, segment_cumprod, segment_cumsum, segment_logcumsumexp
 from .segments import Segments
+from .select import segment_first, segment_last, segment_median, segment_quantile, segment_topk
 
 __all__ = [
     "DeviceMismatchError",
@@ -50,17 +51,22 @@ __all__ = [
     "segment_cummin",
     "segment_cumprod",
     "segment_cumsum",
+    "segment_first",
+    "segment_last",
     "segment_log_softmax",
     "segment_logcumsumexp",
     "segment_logsumexp",
     "segment_max",
     "segment_mean",
+    "segment_median",
     "segment_min",
     "segment_prod",
+    "segment_quantile",
     "segment_softmax",
     "segment_sort",
     "segment_std",
     "segment_sum",
+    "segment_topk",
     "segment_var",
 ]
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from ._dispatch import ALL_DTYPES, FLOATING, check, check_dtype, check_options, promoted
 from ._weighted import prepare
 from .segments import Segments
+from .select import _NAN, as_tensor, check_quantile, check_topk
 
 Grouping = Union[Segments, Tensor]
 
@@ -249,6 +250,79 @@ def segment_argsort(data: Tensor, segments: Grouping, *, dim: int = 0, descendin
     return call.put_back(call.numbers[place])
 
 
+def segment_topk(
+    data: Tensor,
+    segments: Grouping,
+    k: int,
+    *,
+    dim: int = 0,
+    largest: bool = True,
+    sorted: bool = True,
+    fill_value: float = 0,
+) -> Any:
+    call = _Call("segment_topk", data, segments, dim)
+    k = check_topk(data, k, largest, sorted, fill_value)
+    number = torch.arange(k, device=data.device)
+    row = call.row_of_rank(number.expand(call.lengths.size(0), k), call.ranked(largest))
+    if not sorted:  # what is lacking stays at the end
+        row = torch.where(row < 0, call.data.size(0), row).sort(1).values
+        row = torch.where(row == call.data.size(0), -1, row)
+    return torch.return_types.topk(call.give_several(row, fill_value))
+
+
+def segment_median(data: Tensor, segments: Grouping, *, dim: int = 0, fill_value: float = _NAN) -> Any:
+    call = _Call("segment_median", data, segments, dim)
+    if fill_value is _NAN and not data.is_floating_point():
+        fill_value = 0
+    check_options(call.op, data, {"fill_value": fill_value})
+    ranked = call.ranked(False)
+    row = call.row_of_rank(call.or_first_nan((call.lengths[:, None] - 1) // 2), ranked)[:, 0]
+    value, rows = call.to_rows(call.take(row)), call.rows
+    # Of the rows that tie, the first: its rank is the number of those that are less.
+    less = call.sum(((rows < value) | ((rows == rows) & (value != value))).detach().long())
+    row = call.row_of_rank(less[:, None], ranked)[:, 0]
+    return torch.return_types.median((call.finish(call.take(row), data.dtype, fill_value), call.finish(row, torch.int64, -1)))
+
+
+def segment_quantile(
+    data: Tensor,
+    segments: Grouping,
+    q: Any,
+    *,
+    dim: int = 0,
+    interpolation: str = "linear",
+    fill_value: float = _NAN,
+) -> Tensor:
+    call = _Call("segment_quantile", data, segments, dim, FLOATING)
+    check_quantile(data, q, interpolation, fill_value)
+    q = as_tensor(q, data)
+    ranked = call.ranked(False)
+    place = (call.lengths - 1).clamp(min=0).double()[:, None] * q.double().reshape(1, -1)
+    low, high = place.floor(), place.ceil()
+    share = {"linear": place - low, "midpoint": (high - low) / 2, "lower": place * 0, "higher": (high > low).double()}
+    share = share.get(interpolation, place.round() - low)
+
+    def take(ranks: Tensor) -> Tensor:
+        ranks = call.or_first_nan(ranks.long())
+        return _widened(call.give_several(call.row_of_rank(ranks, ranked), fill_value, put_back=False)[0])
+
+    a, b = take(low), take(high)
+    share = share.to(a.dtype).reshape(*share.shape, *[1] * (a.dim() - 2))
+    gap = b - a
+    apart = torch.where(share == 0, a, torch.where(share == 1, b, (1 - share) * a + share * b))
+    result = torch.where(gap.isfinite(), torch.lerp(a, b, share), apart).to(data.dtype).movedim(1, 0)
+    result = result[0].movedim(0, call.dim) if q.dim() == 0 else result.movedim(1, call.dim + 1)
+    return result.contiguous()
+
+
+def segment_first(data: Tensor, segments: Grouping, *, dim: int = 0, fill_value: float = 0) -> Tensor:
+    return _end("segment_first", data, segments, dim, fill_value)
+
+
+def segment_last(data: Tensor, segments: Grouping, *, dim: int = 0, fill_value: float = 0) -> Tensor:
+    return _end("segment_last", data, segments, dim, fill_value)
+
+
 def segment_broadcast(values: Tensor, segments: Grouping, *, dim: int = 0, num_rows: Optional[int] = None) -> Tensor:
     op = "segment_broadcast"
     segments, dim = check(op, values, segments, dim, "values")
@@ -374,6 +448,38 @@ class _Call:
         """The elements of data at row numbers; whatever for -1."""
         padded = torch.cat((self.data, _one_row(self.data, 0)))
         return padded.gather(0, torch.where(row < 0, self.data.size(0), row))
+
+
+    def ranked(self, descending: bool) -> Tensor:
+        """Where the element of each rank stands among the ordered rows, segment by segment: two stable sorts."""
+        rows = self.rows.detach()
+        by_value = (rows.byte() if rows.dtype == torch.bool else rows).sort(dim=0, descending=descending, stable=True).indices
+        owner = self.per_segment(_owners(self.offsets[:-1], rows.size(0))).expand_as(rows)
+        return by_value.gather(0, owner.gather(0, by_value).sort(dim=0, stable=True).indices)
+
+    def or_first_nan(self, rank: Tensor) -> Tensor:
+        """Ranks `[S, R]` for every column, in ascending order that of the first NaN where a segment has one."""
+        nans = self.sum((self.rows != self.rows).long())
+        first = self.per_segment(self.lengths) - nans
+        return torch.where(nans[:, None] > 0, first[:, None], rank.reshape(*rank.shape, *[1] * (nans.dim() - 1)))
+
+    def row_of_rank(self, rank: Tensor, ranked: Tensor) -> Tensor:
+        """Row numbers for ranks `[S, R]` or `[S, R, *]`; -1 where a segment is shorter."""
+        rank = rank.reshape(*rank.shape, *[1] * (ranked.dim() + 1 - rank.dim())).expand(*rank.shape[:2], *ranked.shape[1:])
+        missing = (rank < 0) | (rank >= self.per_segment(self.lengths)[:, None])
+        place = torch.where(missing, 0, self.per_segment(self.offsets[:-1])[:, None] + rank)
+        if ranked.size(0) == 0:
+            return torch.full_like(rank, -1)
+        position = ranked.gather(0, place.flatten(0, 1)).reshape(rank.shape)
+        return torch.where(missing, -1, self.numbers[position])
+
+    def give_several(self, row: Tensor, fill_value: Any, put_back: bool = True) -> tuple[Tensor, Tensor]:
+        """The elements at row numbers `[S, R, *]` and those numbers, the segments where the rows are in data."""
+        fill = torch.full((), fill_value, dtype=self.data.dtype, device=row.device)
+        values = torch.where(row < 0, fill, self.take(row.flatten(0, 1)).reshape(row.shape))
+        if not put_back:
+            return values, row
+        return tuple(part.movedim((0, 1), (self.dim, self.dim + 1)).contiguous() for part in (values, row))
 
 
 class _Times(torch.autograd.Function):
@@ -542,6 +648,16 @@ def _extremum_and_row(
     check_options(op, data, {"fill_value": fill_value})
     row = call.best_row(better)
     return call.finish(call.take(row), data.dtype, fill_value), call.finish(row, torch.int64, -1)
+
+
+def _end(op: str, data: Tensor, segments: Grouping, dim: int, fill_value: float) -> Tensor:
+    call = _Call(op, data, segments, dim)
+    check_options(op, data, {"fill_value": fill_value})
+    place = call.offsets[:-1] if op == "segment_first" else call.offsets[1:] - 1
+    numbers = torch.cat((call.numbers, call.numbers.new_full((1,), -1)))  # without rows there is a place for none
+    row = numbers[torch.where(call.lengths > 0, place, -1)]
+    shape = (row.size(0), *call.data.shape[1:])
+    return call.finish(call.take(call.per_segment(row).expand(shape)), data.dtype, fill_value)
 
 
 def _extremal_row(op: str, better: Callable, data: Tensor, segments: Grouping, dim: int, fill_value: int) -> Tensor:

@@ -6,13 +6,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Union
 
 import torch
 from torch import Tensor
 
-from . import move, normalise, order, reduce, reference, scan
+from . import move, normalise, order, reduce, reference, scan, select
 from ._dispatch import ALL_DTYPES, FLOATING, promoted
 from .errors import DeviceMismatchError, dtype_name, kind
 from .segments import Segments
@@ -28,7 +30,8 @@ class Op:
     """An operation and what is worth knowing about it.
 
     name: of the function and of the operator in `torch.ops.fastops`.
-    fn, reference: the public function and its meaning in plain PyTorch; they take the same arguments.
+    fn, reference: the public function and its meaning in plain PyTorch; they take the same arguments. What a call has to say
+        beside data and segments is bound.
     description: completes "it computes ...".
     result: the shape of the result, and what it consists of.
     empty: what a segment without rows gets.
@@ -41,6 +44,9 @@ class Op:
     grouped: and they stand by segment, without those that belong to none.
     data_kind: what `testing.make_data` fills samples with.
     exact: results for dyadic data are exact, whatever the order of accumulation.
+    arguments: what is bound, in the order in which the operator takes it between the segments and dim; a floating number is a
+        tensor there.
+    behind: sizes of the dimensions that the result has behind that of the segments.
     """
 
     name: str
@@ -58,6 +64,8 @@ class Op:
     grouped: bool = False
     data_kind: str = "dyadic"
     exact: bool = True
+    arguments: tuple = ()
+    behind: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         return self.name
@@ -83,6 +91,7 @@ class Op:
         if self.grouped and segments.order is not None:
             rows_out = segments.order.numel()
         row = data[0].numel() if data.size(0) else 0
+        rows_out *= math.prod(self.behind)
         total = data.numel() * data.element_size()
         total += sum(rows_out * row * dtype.itemsize for dtype in self.result_dtypes(data.dtype))
         return total + sum(part.numel() * part.element_size() for part in segments._parts if part is not None)
@@ -118,13 +127,18 @@ def _scatter_peer(reduction: str) -> Callable[[Tensor, Tensor, int], Tensor]:
 def _row_peer(reduction: str, with_values: bool) -> Callable[[Tensor, Tensor, int], Any]:
     def peer(data: Tensor, index: Tensor, num_segments: int) -> Any:
         values = _scatter_peer(reduction)(data, index, num_segments)
-        rows = torch.arange(data.size(0), device=data.device).reshape(-1, *[1] * (data.dim() - 1))
-        rows = torch.where(data == values[index], rows, data.size(0))
-        none = values.new_full(values.shape, -1, dtype=torch.int64)
-        found = none.scatter_reduce(0, _expanded(index, data), rows, "amin", include_self=False)
+        found = _first_row(data, index, values)
         return (values, found) if with_values else found
 
     return peer
+
+
+def _first_row(data: Tensor, index: Tensor, values: Tensor) -> Tensor:
+    """The first row of each segment that has its value."""
+    rows = torch.arange(data.size(0), device=data.device).reshape(-1, *[1] * (data.dim() - 1))
+    rows = torch.where(data == values[index], rows, data.size(0))
+    none = values.new_full(values.shape, -1, dtype=torch.int64)
+    return none.scatter_reduce(0, _expanded(index, data), rows, "amin", include_self=False)
 
 
 def _truth_peer(every: bool) -> Callable[[Tensor, Tensor, int], Tensor]:
@@ -188,6 +202,52 @@ def _scan_peer(name: str) -> Callable[[Tensor, Tensor, int], Any]:
     return peer
 
 
+def _ranked_rows(data: Tensor, index: Tensor, descending: bool = False) -> Tensor:
+    """The rows of each segment and column in the order of their elements, by two stable sorts."""
+    by_value = data.sort(dim=0, descending=descending, stable=True).indices
+    return by_value.gather(0, _expanded(index, data).gather(0, by_value).sort(dim=0, stable=True).indices)
+
+
+def _starts(index: Tensor, num_segments: int) -> tuple[Tensor, Tensor]:
+    lengths = torch.bincount(index, minlength=num_segments)
+    return lengths.cumsum(0) - lengths, lengths
+
+
+def _topk_peer(data: Tensor, index: Tensor, num_segments: int, k: int) -> Any:
+    starts, lengths = _starts(index, num_segments)
+    number = torch.arange(k, device=data.device)
+    place = _within(starts[:, None] + number, data)
+    rows = _ranked_rows(data, index, descending=True)[place]
+    values = data.gather(0, rows.flatten(0, 1)).reshape(rows.shape)
+    missing = (number >= lengths[:, None]).reshape(*place.shape, *[1] * (data.dim() - 1))
+    return values.masked_fill(missing, 0), rows.masked_fill(missing, -1)
+
+
+def _median_peer(data: Tensor, index: Tensor, num_segments: int) -> Any:
+    starts, lengths = _starts(index, num_segments)
+    rows = _ranked_rows(data, index)[_within(starts + (lengths - 1) // 2, data)]
+    values = data.gather(0, rows).masked_fill(_trailing(lengths == 0, data), torch.nan)
+    return values, _first_row(data, index, values)
+
+
+def _quantile_peer(data: Tensor, index: Tensor, num_segments: int, q: float) -> Tensor:
+    starts, lengths = _starts(index, num_segments)
+    place = (lengths - 1).clamp(min=0).double() * q
+    rows = _ranked_rows(data, index)
+    a, b = (data.gather(0, rows[_within(starts + rank.long(), data)]) for rank in (place.floor(), place.ceil()))
+    between = torch.lerp(a, b, _trailing((place - place.floor()).to(data.dtype), data))
+    return between.masked_fill(_trailing(lengths == 0, data), torch.nan)
+
+
+def _end_peer(last: bool) -> Callable[[Tensor, Tensor, int], Tensor]:
+    def peer(data: Tensor, index: Tensor, num_segments: int) -> Tensor:
+        starts, lengths = _starts(index, num_segments)
+        rows = data[_within(starts + (lengths - 1 if last else 0), data)]
+        return rows.masked_fill(_trailing(lengths == 0, data), 0)
+
+    return peer
+
+
 def _sort_peer(with_values: bool) -> Callable[[Tensor, Tensor, int], Any]:
     def peer(data: Tensor, index: Tensor, num_segments: int) -> Any:
         values, by_value = data.sort(dim=0, stable=True)
@@ -198,6 +258,15 @@ def _sort_peer(with_values: bool) -> Callable[[Tensor, Tensor, int], Any]:
     return peer
 
 
+def _within(place: Tensor, data: Tensor) -> Tensor:
+    """Where segments have no rows, some row."""
+    return place.clamp(0, data.size(0) - 1)
+
+
+def _trailing(values: Tensor, data: Tensor) -> Tensor:
+    return values.reshape(-1, *[1] * (data.dim() - 1))
+
+
 def _same(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
     return (dtype,)
 
@@ -205,7 +274,7 @@ def _same(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 def _reduction(name: str, description: str, empty: str, peer: Callable, **options: Any) -> Op:
     defaults = {"result": "`[S, *]`", "dtypes": ALL_DTYPES, "result_dtypes": _same, "differentiable": True}
     options = {**defaults, **options}
-    function = next(getattr(module, name) for module in (reduce, normalise, scan, order) if hasattr(module, name))
+    function = next(getattr(module, name) for module in (reduce, normalise, scan, order, select) if hasattr(module, name))
     return Op(name, function, getattr(reference, name), description, empty=empty, peer=peer, **options)
 
 
@@ -217,6 +286,8 @@ _TRUTH = {
     "result_dtypes": lambda dtype: (torch.uint8 if dtype == torch.uint8 else torch.bool,),
     "differentiable": False,
 }
+
+_TOP, _SHARE = 2, 0.3  # what samples ask for
 
 _INEXACT = {"dtypes": FLOATING, "exact": False}
 _PER_ROW = {"result": "`[N, *]`", "per_row": True}
@@ -266,6 +337,36 @@ OPS: list[Op] = [
     _reduction("segment_logcumsumexp", "log of the sum of exponentials so far", "", _scan_peer("logcumsumexp"), **_INEXACT, **_PER_ROW),
     _reduction("segment_sort", "each segment sorted, stably", "", _sort_peer(True), **_SORTED),
     _reduction("segment_argsort", "the rows in that order", "", _sort_peer(False), **_SORTED_ROWS),
+    Op(
+        "segment_topk",
+        partial(select.segment_topk, k=_TOP),
+        partial(reference.segment_topk, k=_TOP),
+        "the `k` greatest or least rows",
+        empty="0, -1",
+        dtypes=ALL_DTYPES,
+        differentiable=True,
+        peer=partial(_topk_peer, k=_TOP),
+        arguments=(_TOP,),
+        behind=(_TOP,),
+        **{**_WITH_ROWS, "result": "(values, row numbers) `[S, k, *]`"},
+    ),
+    _reduction("segment_median", "the lower median and its first row", "nan, -1", _median_peer, **_WITH_ROWS),
+    Op(
+        "segment_quantile",
+        partial(select.segment_quantile, q=_SHARE),
+        partial(reference.segment_quantile, q=_SHARE),
+        "quantiles, by five interpolations",
+        result="`[S, *]`, `[Q, S, *]`",
+        empty="nan",
+        dtypes=FLOATING,
+        result_dtypes=_same,
+        differentiable=True,
+        peer=partial(_quantile_peer, q=_SHARE),
+        exact=False,
+        arguments=(_SHARE,),
+    ),
+    _reduction("segment_first", "the first row", "0", _end_peer(False)),
+    _reduction("segment_last", "the last row", "0", _end_peer(True)),
     Op(
         "segment_broadcast",
         move.segment_broadcast,
@@ -419,6 +520,36 @@ def _errors(op: Op, device: Any) -> Iterator[ErrorSample]:
         for wrong in (1, None, "yes"):
             words = f"descending must be a bool, but got {kind(wrong)}"
             yield error(f"descending_is_{kind(wrong)}", TypeError, words, data, segments, descending=wrong)
+    if op.name == "segment_topk":
+        yield error("k_is_negative", ValueError, "k must be at least 0, but got -1", data, segments, k=-1)
+        for wrong in (1.0, True, "1", None):
+            yield error(f"k_is_{kind(wrong)}", TypeError, f"k must be an integer, but got {kind(wrong)}", data, segments, k=wrong)
+        words = "k must be an integer, but got float32 of 1 dimensions"
+        yield error("k_is_a_tensor", TypeError, words, data, segments, k=torch.ones(1))
+        for flag in ("largest", "sorted"):
+            yield error(f"{flag}_is_an_int", TypeError, f"{flag} must be a bool, but got int", data, segments, **{flag: 1})
+    if op.name == "segment_quantile":
+        for wrong in (-0.1, 1.5, float("nan"), 2):
+            words = rf"q must be in \[0, 1\], but got {wrong}$"
+            yield error(f"q_{wrong}", ValueError, words, data, segments, q=wrong)
+        for wrong in ([0.5], "0.5", None, True, 0.5j):
+            words = f"q must be a number or a torch.Tensor, but got {kind(wrong)}"
+            yield error(f"q_is_{kind(wrong)}", TypeError, words, data, segments, q=wrong)
+        many = torch.tensor([0.5, 1.5], device=device)
+        if cpu:  # elsewhere they are not looked at
+            words = r"q must be in \[0, 1\], but got "
+            yield error("q_has_a_wrong_entry", ValueError, words + "1.5", data, segments, q=many)
+            yield error("q_has_a_nan", ValueError, words + "nan", data, segments, q=many[1] * torch.nan)
+        yield error("q_of_two_dimensions", ValueError, "q must have at most 1 dimension, but got 2", data, segments, q=many[None] / 2)
+        words = "q must be one of float16, bfloat16, float32, float64, but got int64"
+        yield error("q_of_integers", TypeError, words, data, segments, q=many.long())
+        words = rf"q must be on the device of data \({data.device}\), but got {elsewhere}; move one of them with .to\(device\)"
+        yield error("q_elsewhere", DeviceMismatchError, words, data, segments, q=many.to(elsewhere))
+        words = "data must be one of float16, bfloat16, float32, float64, but got bool"
+        yield error("bool_data", TypeError, words, data.bool(), segments)
+        words = "interpolation must be one of linear, lower, higher, midpoint, nearest, but got "
+        yield error("interpolation_is_unknown", ValueError, words + "cubic", data, segments, interpolation="cubic")
+        yield error("interpolation_is_none", TypeError, words + "NoneType", data, segments, interpolation=None)
     if op.per_row:
         return
     if op.name in ("segment_any", "segment_all"):

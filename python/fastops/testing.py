@@ -249,7 +249,7 @@ def small_inputs(op: Union[str, registry.Op], device: Any, requires_grad: bool =
         data, dim = lay_out(data, layout, device)
         data = data.detach().requires_grad_(requires_grad)
         kwargs = {"dim": dim} if dim != 0 else {}
-        if op.empty == "-inf":
+        if op.empty.startswith(("-inf", "nan")):
             kwargs["fill_value"] = 0  # a difference of infinities is no derivative
         yield Sample(f"{layout}-{grouping}", (data, segments), kwargs)
 
