@@ -26,10 +26,10 @@ struct ScanPolicy {
 };
 
 template <class T>
-using Wide = std::conditional_t<std::is_same_v<T, float>, double, compute_t<T>>;
+using Accumulated = std::conditional_t<std::is_same_v<T, float>, double, compute_t<T>>;
 // Extrema are found in types of 64 bits: row numbers are as wide.
 template <class T>
-using Ordered = std::conditional_t<is_floating<T>, double, int64_t>;
+using Comparable = std::conditional_t<is_floating<T>, double, int64_t>;
 
 template <template <class, class> class Reducer, class T, class V, class Out>
 class ScanRows final : public Visitor {
@@ -373,7 +373,7 @@ void scan_as(const ScanCall& call, const Pool& pool, ReducerTypes<Reducer, T, V,
 }  // namespace
 
 void scan(const ScanCall& call, const Pool& pool) {
-  visit_scan<Wide, Ordered>(call.kind, call.dtype, [&](auto types) { scan_as(call, pool, types); });
+  visit_scan<Accumulated, Comparable>(call.kind, call.dtype, [&](auto types) { scan_as(call, pool, types); });
 }
 
 }  // namespace FASTOPS_CPU_NAMESPACE

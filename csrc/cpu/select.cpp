@@ -174,7 +174,8 @@ int64_t find_equal(const Keys<I>& keys, I key, int64_t before) {
   constexpr int64_t kBlock = 16 * kLanes<I>;
   for (int64_t begin = 0; begin < keys.count; begin += kBlock) {
     const int64_t end = std::min(keys.count, begin + kBlock);
-    const int64_t equal = count_keys(keys.at + begin, padded<I>(end - begin), [&](const vec<I>& x) FASTOPS_INLINE_LAMBDA { return x == key; });
+    const auto is_equal = [&](const vec<I>& x) FASTOPS_INLINE_LAMBDA { return x == key; };
+    const int64_t equal = count_keys(keys.at + begin, padded<I>(end - begin), is_equal);
     if (before >= equal) {  // the last block may count keys that only fill it, but then it has the one that is wanted
       before -= equal;
       continue;
@@ -438,7 +439,8 @@ class Select {
     constexpr int64_t kBlock = 4 * kLanes<I>;
     for (int64_t begin = 0; begin < keys.count; begin += kBlock) {
       const int64_t end = std::min(keys.count, begin + kBlock);
-      if (count_keys(keys.at + begin, padded<I>(end - begin), [&](const vec<I>& x) FASTOPS_INLINE_LAMBDA { return x <= bound; }) == 0) continue;
+      const auto is_within = [&](const vec<I>& x) FASTOPS_INLINE_LAMBDA { return x <= bound; };
+      if (count_keys(keys.at + begin, padded<I>(end - begin), is_within) == 0) continue;
       for (int64_t i = begin; i < end; ++i) {
         if (keys.at[i] <= bound && !add(keys.at[i], i)) return;
       }

@@ -2,11 +2,11 @@
 //
 // A segment of up to kChunk rows is taken by the lanes of a warp or some of them, rows times neighbouring columns. The key
 // (keys.h) of a rank is found bit by bit from the top, by counting how many keys are less than a trial; keys are in registers,
-// but those of long columns, which are read again each time, from the caches. A longer segment is cut into windows of kChunk positions, a block each: in every pass a histogram of one
-// byte is counted, of the elements that lead to the rank by the bytes above, and a warp then picks the next byte. The bytes
-// of the key come first, then those of the position, so that of equal elements the first rows come first. Counts are whole
-// numbers: atomic additions of them give the same in any order. The rows that `top` selects are listed, and then ordered by
-// counting how many of the list come before each.
+// but those of long columns, which are read again each time, from the caches. A longer segment is cut into windows of kChunk
+// positions, a block each: in every pass a histogram of one byte is counted, of the elements that lead to the rank by the bytes
+// above, and a warp then picks the next byte. The bytes of the key come first, then those of the position, so that of equal
+// elements the first rows come first. Counts are whole numbers: atomic additions of them give the same in any order. The rows
+// that `top` selects are listed, and then ordered by counting how many of the list come before each.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -50,7 +50,8 @@ __device__ __forceinline__ int64_t place_of(const SelectCall& call, int64_t slic
 
 // Result i of a segment: what stands in a row, or nothing for -1.
 template <class T>
-__device__ __forceinline__ void put(const SelectCall& call, T fill, int64_t slice, int64_t segment, int64_t i, int64_t column, int64_t row) {
+__device__ __forceinline__ void put(const SelectCall& call, T fill, int64_t slice, int64_t segment, int64_t i, int64_t column,
+                                    int64_t row) {
   const int64_t at = place_of(call, slice, segment, i, column);
   const T* data = static_cast<const T*>(call.data);
   static_cast<T*>(call.values)[at] = row < 0 ? fill : data[(slice * call.segments.num_rows + row) * call.inner + column];
@@ -279,7 +280,8 @@ struct WindowPart {
 };
 
 // The part of a window that belongs to the long segment at a position of it, if there is one. Found by a binary search.
-__device__ __forceinline__ WindowPart part_at(const SelectCall& call, const LongSegments& longs, int64_t position, int64_t first, int64_t last) {
+__device__ __forceinline__ WindowPart part_at(const SelectCall& call, const LongSegments& longs, int64_t position, int64_t first,
+                                              int64_t last) {
   const SegmentsView& segments = call.segments;
   int64_t low = 0, high = segments.num_segments;  // the last segment that begins at the position or before it
   while (high - low > 1) {
@@ -295,8 +297,8 @@ __device__ __forceinline__ WindowPart part_at(const SelectCall& call, const Long
   return {slot, begin, max(begin, first), min(end, last)};
 }
 
-// Calls visit(part) for the parts of each window and visit needs all threads of the block. A block takes one window and `columns`
-// columns: thread t has column t % columns of it.
+// Calls visit(part, slice, first column) for the parts of each window, with all threads of the block. A block takes one window
+// and `columns` columns: thread t has column t % columns of them.
 template <class Visit>
 __device__ __forceinline__ void for_each_part(const SelectCall& call, const LongSegments& longs, int columns, Visit&& visit) {
   __shared__ WindowPart parts[2];
@@ -345,7 +347,8 @@ __global__ void __launch_bounds__(SelectPolicy::kThreads) histogram_kernel(Selec
     __syncthreads();
     for (int i = threadIdx.x; i < columns * kDigits; i += blockDim.x) {
       if (counts[i] == 0) continue;
-      atomicAdd(&longs.histogram[longs.at(call, slice, part.slot, first_column + i / kDigits) * kDigits + i % kDigits], (unsigned long long)counts[i]);
+      const int64_t at = longs.at(call, slice, part.slot, first_column + i / kDigits) * kDigits + i % kDigits;
+      atomicAdd(&longs.histogram[at], static_cast<unsigned long long>(counts[i]));
     }
     __syncthreads();
   });
@@ -423,7 +426,8 @@ __global__ void __launch_bounds__(SelectPolicy::kThreads) put_long_kernel(Select
 
 // The rows of long segments up to the last one of `top`, listed in any order.
 template <class T>
-__global__ void __launch_bounds__(SelectPolicy::kThreads) list_long_kernel(SelectCall call, LongSegments longs, int columns, int64_t* listed) {
+__global__ void __launch_bounds__(SelectPolicy::kThreads)
+    list_long_kernel(SelectCall call, LongSegments longs, int columns, int64_t* listed) {
   for_each_part(call, longs, columns, [&](const WindowPart& part, int64_t slice, int64_t first_column) {
     const int64_t column = first_column + threadIdx.x % columns, state_at = longs.at(call, slice, part.slot, column);
     if (column >= call.inner) return;
@@ -564,7 +568,8 @@ void select_typed(const SelectCall& call, T fill, unsigned char* workspace, cuda
         const Pass pass{of_position, byte == 0, 8 * behind};
         histogram_kernel<T><<<blocks_for(windows, 1), kThreads, 0, stream>>>(call, longs, pass, window_columns);
         check(cudaGetLastError());
-        pick_digit_kernel<<<blocks_for(states, kThreads / 32), kThreads, 0, stream>>>(call, longs, pass, !of_position && behind == 0, nan_key, i);
+        pick_digit_kernel<<<blocks_for(states, kThreads / 32), kThreads, 0, stream>>>(call, longs, pass, !of_position && behind == 0,
+                                                                                      nan_key, i);
         check(cudaGetLastError());
       }
       if (call.selection == Selection::top) {

@@ -242,7 +242,8 @@ variable_list forward_select(AutogradContext* ctx, const Tensor& data, const Gro
 // One row of each segment.
 Tensor backward_one(AutogradContext* ctx, const Tensor& grad) {
   const auto tensors = ctx->get_saved_variables();
-  return call_select_backward(grad, tensors[0], saved_grouping(ctx, 1), ctx->saved_data["num_rows"].toSymInt(), ctx->saved_data["dim"].toInt());
+  return call_select_backward(grad, tensors[0], saved_grouping(ctx, 1), ctx->saved_data["num_rows"].toSymInt(),
+                              ctx->saved_data["dim"].toInt());
 }
 
 struct TopkFunction : torch::autograd::Function<TopkFunction> {
@@ -296,7 +297,8 @@ struct EndFunction : torch::autograd::Function<EndFunction<last>> {
   static constexpr bool is_traceable = true;
 
   static Tensor forward(AutogradContext* ctx, const Tensor& data, FASTOPS_GROUPING, int64_t dim, const Scalar& fill) {
-    return forward_select(ctx, data, {offsets, order, index}, dim, [&] { return call_end(data, {offsets, order, index}, dim, last, fill); })[0];
+    return forward_select(ctx, data, {offsets, order, index}, dim,
+                          [&] { return call_end(data, {offsets, order, index}, dim, last, fill); })[0];
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
