@@ -243,11 +243,14 @@ def test_special_numbers(function, meaning, device):
 @pytest.mark.parametrize("shape", ((0, 3), (4, 0), (0,), (4, 0, 2), (4, 2, 0)), ids=str)
 def test_nothing_there(function, meaning, device, shape):
     rows = shape[0]
-    for offsets in ([0, rows], [0, 0, rows]) if rows else ([0], [0, 0]):
+    groupings = [torch.tensor(offsets, device=device) for offsets in (([0, rows], [0, 0, rows]) if rows else ([0], [0, 0]))]
+    groupings.append(Segments.from_index(torch.arange(rows, device=device).flip(0) // 2, 2))
+    for grouping in groupings:
         data = torch.zeros(shape, device=device, requires_grad=True)
         weight = torch.ones(shape[:2], device=device, requires_grad=True)
-        result = function(data, torch.tensor(offsets, device=device), weight=weight)
-        assert result.shape == (len(offsets) - 1, *shape[1:])
+        result = function(data, grouping, weight=weight)
+        size = grouping.num_segments if isinstance(grouping, Segments) else len(grouping) - 1
+        assert result.shape == (size, *shape[1:])
         result.sum().backward()
         assert data.grad.shape == data.shape and weight.grad.shape == weight.shape and not weight.grad.any()
 

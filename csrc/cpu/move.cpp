@@ -285,6 +285,7 @@ void floating(const RowMapCall& call, const Pool& pool) {
 }  // namespace
 
 void map_rows(const RowMapCall& call, const Pool& pool) {
+  if (call.inner == 0) return;
   switch (call.map) {
     case RowMap::broadcast:  // bits are bits
       switch (call.dtype) {

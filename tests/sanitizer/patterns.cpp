@@ -80,7 +80,7 @@ void run(const Grouping& grouping, int64_t inner, bool shuffled, int damage) {
   std::mt19937 random(7);
   const int64_t segments = int64_t(grouping.lengths.size());
   const int64_t rows = std::accumulate(grouping.lengths.begin(), grouping.lengths.end(), int64_t{0});
-  if (rows * inner > 300000) return;
+  if (rows * inner > 150000) return;
   Array offsets_array((segments + 1) * sizeof(Id)), order_array(rows * sizeof(Id)), index_array(rows * sizeof(Id));
   Id *offsets = offsets_array.as<Id>(), *order = order_array.as<Id>(), *index = index_array.as<Id>();
   offsets[0] = 0;
@@ -131,7 +131,7 @@ void run(const Grouping& grouping, int64_t inner, bool shuffled, int damage) {
       if (only_floating && !floating) continue;
       const bool with_extra = counts || reduction == Reduction::max || reduction == Reduction::min;
       ReduceCall call{reduction, dtype, false, data.bytes.get(), out.bytes.get(), with_extra ? extra.as<int64_t>() : nullptr,
-                      0, 0, -1, reduction == Reduction::moments && !shuffled ? extra.bytes.get() : nullptr, 1, false, view, 1, inner};
+                      0, 0, -1, reduction == Reduction::moments && !shuffled ? extra.bytes.get() : nullptr, 1, false, {}, view, 1, inner};
       kernels::reduce(call, pool);
       if (damage || dtype != DType::f32 || (reduction != Reduction::sum && reduction != Reduction::amin)) continue;
       bool same = true;
@@ -166,6 +166,54 @@ void run(const Grouping& grouping, int64_t inner, bool shuffled, int damage) {
       }
       expect(same, "sort", grouping.name, inner);
     }
+    Array running(rows * inner * 8), numbers(rows * inner * 8);
+    for (Scan kind : {Scan::sum, Scan::prod, Scan::max, Scan::min, Scan::logsumexp, Scan::linear}) {
+      if (!floating && (kind == Scan::logsumexp || kind == Scan::linear)) continue;
+      const bool has_rows = kind == Scan::max || kind == Scan::min;
+      for (int way = 0; way < 4; ++way) {
+        const bool exclusive = way % 2 == 1, reverse = way / 2 == 1;
+        kernels::scan({kind, dtype, data.bytes.get(), kind == Scan::linear ? data.bytes.get() : nullptr, running.bytes.get(),
+                       has_rows ? numbers.as<int64_t>() : nullptr, exclusive, reverse, view, 1, inner}, pool);
+        if (damage || dtype != DType::f32 || kind != Scan::sum) continue;
+        bool same = true;
+        for (int64_t s = 0; s < segments; ++s) {
+          for (int64_t c = 0; c < inner; ++c) {
+            float sum = 0;  // small integers: exact in any order
+            for (int64_t i = 0, n = offsets[s + 1] - offsets[s]; i < n; ++i) {
+              const int64_t at = order[reverse ? offsets[s + 1] - 1 - i : offsets[s] + i] * inner + c;
+              const float before = sum;
+              sum += data.as<float>()[at];
+              same &= running.as<float>()[at] == (exclusive ? before : sum);
+            }
+          }
+        }
+        expect(same, "cumsum", grouping.name, inner);
+      }
+    }
+    for (Selection selection : {Selection::median, Selection::top, Selection::first, Selection::last}) {
+      const int64_t count = selection == Selection::top ? 3 : 1;
+      Array selected(segments * count * inner * size_of(dtype)), selected_rows(segments * count * inner * 8);
+      SelectCall call{};
+      call.selection = selection;
+      call.dtype = dtype;
+      call.data = data.bytes.get();
+      call.count = count;
+      call.largest = call.sorted = true;
+      call.values = selected.bytes.get();
+      call.indices = selected_rows.as<int64_t>();
+      call.segments = view;
+      call.outer = 1;
+      call.inner = inner;
+      kernels::select(call, pool);
+      if (damage || dtype != DType::f32 || selection != Selection::last) continue;
+      bool same = true;
+      for (int64_t s = 0; s < segments; ++s) {
+        for (int64_t c = 0; c < inner && offsets[s + 1] > offsets[s]; ++c) {
+          same &= selected.as<float>()[s * inner + c] == data.as<float>()[order[offsets[s + 1] - 1] * inner + c];
+        }
+      }
+      expect(same, "last", grouping.name, inner);
+    }
     if (!floating) continue;
     Array values(segments * inner * 8), result(segments * inner * 8), counts(segments * inner * 8),
         back(rows * inner * size_of(dtype));
@@ -175,11 +223,35 @@ void run(const Grouping& grouping, int64_t inner, bool shuffled, int damage) {
     for (RowMap map : {RowMap::broadcast, RowMap::mean, RowMap::select, RowMap::extremum, RowMap::prod, RowMap::logsumexp,
                        RowMap::variance}) {
       std::memset(back.bytes.get(), 0, rows * inner * size_of(dtype));
-      kernels::map_rows({map, dtype, data.bytes.get(), back.bytes.get(), {values.bytes.get(), result.bytes.get(), counts.as<int64_t>(), 1.0},
+      kernels::map_rows({map, dtype, data.bytes.get(), back.bytes.get(), {values.bytes.get(), result.bytes.get(), counts.as<int64_t>(), 1.0, {}},
                          view, 1, inner}, pool);
       if (map != RowMap::broadcast || damage) continue;
       expect(std::memcmp(back.bytes.get(), values.bytes.get(), std::min(rows, segments) * inner * size_of(dtype)) == 0, "broadcast",
              grouping.name, inner);
+    }
+    const int64_t size = size_of(dtype) == 8 ? 8 : 4;  // of what is computed in
+    for (int64_t per_head : {int64_t{1}, inner % 4 == 0 ? int64_t{4} : inner, inner}) {
+      if (per_head == 0) continue;
+      const int64_t heads = inner / per_head;
+      Array weights(rows * heads * size), sums(segments * inner * 8), towards(rows * heads * size);
+      std::memset(weights.bytes.get(), 0x3c, rows * heads * size);
+      ReduceCall call{Reduction::sum, dtype, false, data.bytes.get(), sums.bytes.get(), nullptr, 0, 0, 0, nullptr, 0, false, {}, view, 1, inner};
+      call.weights = {weights.bytes.get(), heads, per_head};
+      kernels::reduce(call, pool);
+      RowMapCall back_call{RowMap::weighted, dtype, nullptr, back.bytes.get(), {values.bytes.get(), nullptr, nullptr, 0, call.weights}, view, 1, inner};
+      kernels::map_rows(back_call, pool);
+      kernels::dot_rows({dtype, values.bytes.get(), data.bytes.get(), towards.bytes.get(), heads, per_head, view, 1, inner}, pool);
+      if (damage || dtype != DType::f32) continue;
+      const float weight = rows * heads > 0 ? weights.as<float>()[0] : 0;
+      bool same = true;
+      for (int64_t s = 0; s < segments; ++s) {
+        for (int64_t c = 0; c < inner; ++c) {
+          float want = 0;
+          for (int64_t p = offsets[s]; p < offsets[s + 1]; ++p) want += data.as<float>()[order[p] * inner + c];
+          same &= std::abs(sums.as<float>()[s * inner + c] - want * weight) <= 1e-5f * float(offsets[s + 1] - offsets[s]);
+        }
+      }
+      expect(same, "weighted sum", grouping.name, inner);
     }
     for (Normalise kind : {Normalise::softmax, Normalise::log_softmax, Normalise::softmax_backward, Normalise::log_softmax_backward}) {
       kernels::normalise({kind, dtype, data.bytes.get(), is_derivative(kind) ? data.bytes.get() : nullptr, back.bytes.get(), view, 1, inner},
