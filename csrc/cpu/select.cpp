@@ -189,7 +189,7 @@ int64_t find_equal(const Keys<I>& keys, I key, int64_t before) {
 
 // The ranks of keys that fit in a vector, each compared with all.
 template <class I>
-void rank_together(const Keys<I>& keys, I (&ranks)[kLanes<I>]) {
+void rank_together(const Keys<I>& keys, I* ranks) {
   const vec<I> all = unaligned<vec<I>>(keys.at), zero{}, one = zero + I(1);
   vec<I> number{}, counts{};
   for (int l = 0; l < kLanes<I>; ++l) replace(number, l, I(l));
