@@ -137,4 +137,5 @@ def test_cuda_gives_what_the_cpu_gives(cuda, op):
     for data, segments in calls(op, cuda):
         result, other = op.fn(data, segments), op.fn(data.cpu(), segments.cpu())
         for one, two in zip(*[r if isinstance(r, tuple) else (r,) for r in (result, other)]):
-            torch.testing.assert_close(one.cpu(), two, rtol=0 if op.exact else 1e-6, atol=0 if op.exact else 1e-6)
+            tolerance = 0 if op.exact else 1e-6
+            torch.testing.assert_close(one.cpu(), two, rtol=tolerance, atol=tolerance, equal_nan=True)

@@ -233,7 +233,8 @@ struct CumulativeExtremumFunction : torch::autograd::Function<CumulativeExtremum
     Tensor number = at::arange(rows.sym_size(saved.dim), rows.options());
     for (int64_t d = saved.dim + 1; d < rows.dim(); ++d) number = number.unsqueeze(-1);
     const ScalarType type = grads[0].scalar_type(), wide = computed_in(type);
-    const Tensor goes_on = (rows != number).to(wide);
+    const auto options = rows.options().dtype(wide);
+    const Tensor goes_on = at::where(rows != number, at::ones({}, options), at::zeros({}, options));
     const Tensor back = handed_back(goes_on, grads[0].to(wide), saved.grouping, saved.dim, saved.exclusive, saved.reverse);
     return {((1 - goes_on) * back).to(type), {}, {}, {}, {}, {}, {}};
   }
