@@ -30,12 +30,17 @@ Tensor logsumexp_autocast(const Tensor& data, FASTOPS_GROUPING, int64_t dim, con
   return call_logsumexp(in_float<device>(data), {offsets, order, index}, dim, fill, false);
 }
 
+// dtype= of what would be of 16 bits is float32.
+OptionalDtype float_unless(const OptionalDtype& dtype, const Tensor& data) {
+  const bool is_short = data.scalar_type() == at::kHalf || data.scalar_type() == at::kBFloat16;
+  return !dtype && is_short ? OptionalDtype(at::kFloat) : dtype;
+}
+
 // The kernels read 16-bit data and return float32: no copy in float32 is made.
 template <c10::DeviceType device, Reduction reduction>
 Tensor linear_autocast(const Tensor& data, FASTOPS_GROUPING, int64_t dim, OptionalDtype dtype, const at::Scalar& fill) {
   const WithoutAutocast<device> without;
-  const bool is_short = data.scalar_type() == at::kHalf || data.scalar_type() == at::kBFloat16;
-  return call_linear(reduction, data, {offsets, order, index}, dim, !dtype && is_short ? OptionalDtype(at::kFloat) : dtype, fill);
+  return call_linear(reduction, data, {offsets, order, index}, dim, float_unless(dtype, data), fill);
 }
 
 template <c10::DeviceType device>
@@ -47,9 +52,7 @@ Tensor weighted_sum_autocast(const Tensor& data, const Tensor& weight, FASTOPS_G
 template <c10::DeviceType device, Scan kind>
 Tensor cumulative_autocast(const Tensor& data, FASTOPS_GROUPING, int64_t dim, OptionalDtype dtype, bool exclusive, bool reverse) {
   const WithoutAutocast<device> without;
-  const bool is_short = data.scalar_type() == at::kHalf || data.scalar_type() == at::kBFloat16;
-  return call_cumulative(kind, data, {offsets, order, index}, dim, exclusive, reverse,
-                         !dtype && is_short ? OptionalDtype(at::kFloat) : dtype);
+  return call_cumulative(kind, data, {offsets, order, index}, dim, exclusive, reverse, float_unless(dtype, data));
 }
 
 template <c10::DeviceType device>

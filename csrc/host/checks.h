@@ -100,6 +100,30 @@ inline void check_dtype(const char* op, const char* argument, ScalarType type, b
                    floating_only ? kFloatingNames : kAllNames, ", but got ", name_of(type), remedy);
 }
 
+// dtype= of sum, mean, prod and their running forms: as torch does, data is converted first. 16-bit data into float32 may be
+// one step of the kernel; whole numbers are added up and multiplied in int64, from which narrower results follow, since all
+// wrap round alike.
+struct Promotion {
+  Tensor data;
+  ScalarType out;      // of the kernel
+  std::optional<ScalarType> final;  // of the result, if it must be converted once more
+};
+
+inline Promotion promote(const char* op, const Tensor& data, const std::optional<ScalarType>& dtype, bool floating_only) {
+  const ScalarType from = data.scalar_type();
+  check_dtype(op, "data", from, floating_only && !dtype, floating_only && dtype_of(from) ? "; pass dtype=torch.float32" : "");
+  if (dtype) check_dtype(op, "dtype", *dtype, floating_only);
+  if (!dtype || *dtype == from) {
+    if (is_floating(from)) return {data, from, std::nullopt};
+    return {data, at::kLong, dtype && *dtype != at::kLong ? dtype : std::nullopt};
+  }
+  if (!is_floating(*dtype) && *dtype != at::kBool && !is_floating(from)) {
+    return {data, at::kLong, *dtype != at::kLong ? dtype : std::nullopt};
+  }
+  if (*dtype == at::kFloat && (from == at::kHalf || from == at::kBFloat16)) return {data, at::kFloat, std::nullopt};
+  return promote(op, data.to(*dtype), *dtype, floating_only);
+}
+
 inline void check_same_device(const char* op, const char* argument, const Tensor& tensor, const char* other, const Tensor& like) {
   TORCH_CHECK(tensor.device() == like.device(), op, ": ", argument, " must be on the device of ", other, " (", like.device(),
               "), but got ", tensor.device(), "; move one of them with .to(device)");
@@ -273,6 +297,33 @@ void on_device_of(const Tensor& tensor, Launch&& launch) {
     throw;
   }
 }
+#endif
+
+// Runs a call by the kernel of that name for the device of a tensor and, on the CPU, for this processor: cpu::name, or
+// cuda::name with a workspace of cuda::name_workspace bytes where it takes one.
+template <class Call, class Sized, class OnCuda>
+void run_on_device_of([[maybe_unused]] const Tensor& tensor, const Call& call, void (*on_cpu)(const Call&, const cpu::Pool&),
+                      [[maybe_unused]] Sized&& size, [[maybe_unused]] OnCuda&& on_cuda) {
+  if (tensor.is_cpu()) return on_cpu(call, pool());
+#ifdef FASTOPS_WITH_CUDA
+  on_device_of(tensor, [&](cudaStream_t stream) {
+    if constexpr (std::is_invocable_v<OnCuda, const Call&, void*, cudaStream_t>) {
+      const Tensor workspace = at::empty({int64_t(size(call))}, tensor.options().dtype(at::kByte));
+      on_cuda(call, workspace.mutable_data_ptr(), stream);
+    } else {
+      on_cuda(call, stream);
+    }
+  });
+#endif
+}
+#define FASTOPS_ON_CPU(kernel) cpu::choose(cpu::default_::kernel, cpu::avx2::kernel, cpu::avx512::kernel)
+#ifdef FASTOPS_WITH_CUDA
+#define FASTOPS_RUN(kernel, tensor, call) \
+  run_on_device_of(tensor, call, FASTOPS_ON_CPU(kernel), cuda::kernel##_workspace, cuda::kernel)
+#define FASTOPS_RUN_WITHOUT_WORKSPACE(kernel, tensor, call) run_on_device_of(tensor, call, FASTOPS_ON_CPU(kernel), nullptr, cuda::kernel)
+#else
+#define FASTOPS_RUN(kernel, tensor, call) run_on_device_of(tensor, call, FASTOPS_ON_CPU(kernel), nullptr, nullptr)
+#define FASTOPS_RUN_WITHOUT_WORKSPACE(kernel, tensor, call) FASTOPS_RUN(kernel, tensor, call)
 #endif
 
 // `variable`: the typed handle of an operator, looked up once.

@@ -46,13 +46,7 @@ Tensor map_rows(const char* name, RowMap map, const Inputs& inputs, const Groupi
                         held.view,
                         shape.outer.expect_int(),
                         shape.inner.expect_int()};
-  if (values.is_cpu()) {
-    cpu::choose(cpu::default_::map_rows, cpu::avx2::map_rows, cpu::avx512::map_rows)(call, pool());
-#ifdef FASTOPS_WITH_CUDA
-  } else if (values.is_cuda()) {
-    on_device_of(values, [&](cudaStream_t stream) { cuda::map_rows(call, stream); });
-#endif
-  }
+  FASTOPS_RUN_WITHOUT_WORKSPACE(map_rows, values, call);
   return out;
 }
 

@@ -38,16 +38,7 @@ Tensor normalise(const char* op, Normalise kind, const Tensor& data, const Tenso
                            held.view,
                            shape.outer.expect_int(),
                            shape.inner.expect_int()};
-  if (data.is_cpu()) {
-    cpu::choose(cpu::default_::normalise, cpu::avx2::normalise, cpu::avx512::normalise)(call, pool());
-#ifdef FASTOPS_WITH_CUDA
-  } else if (data.is_cuda()) {
-    on_device_of(data, [&](cudaStream_t stream) {
-      const Tensor workspace = at::empty({int64_t(cuda::normalise_workspace(call))}, data.options().dtype(at::kByte));
-      cuda::normalise(call, workspace.mutable_data_ptr(), stream);
-    });
-#endif
-  }
+  FASTOPS_RUN(normalise, data, call);
   return out;
 }
 

@@ -56,40 +56,8 @@ Pair reduce(const char* op, const Tensor& data, const Grouping& grouping, int64_
   call.segments = held.view;
   call.outer = shape.outer.expect_int();
   call.inner = shape.inner.expect_int();
-  if (data.is_cpu()) {
-    cpu::choose(cpu::default_::reduce, cpu::avx2::reduce, cpu::avx512::reduce)(call, pool());
-#ifdef FASTOPS_WITH_CUDA
-  } else if (data.is_cuda()) {
-    on_device_of(data, [&](cudaStream_t stream) {
-      const Tensor workspace = at::empty({int64_t(cuda::reduce_workspace(call))}, data.options().dtype(at::kByte));
-      cuda::reduce(call, workspace.mutable_data_ptr(), stream);
-    });
-#endif
-  }
+  FASTOPS_RUN(reduce, data, call);
   return {out, extra};
-}
-
-// sum, mean and prod with dtype=: as torch does, data is converted first, then reduced. 16-bit data into float32 is
-// one step; whole numbers are reduced in int64, from which narrower results follow, since all wrap round alike.
-struct Promotion {
-  Tensor data;
-  ScalarType out;      // of the kernel
-  OptionalType final;  // of the result, if it must be converted once more
-};
-
-Promotion promote(const char* op, const Tensor& data, const OptionalType& dtype, bool floating_only) {
-  const ScalarType from = data.scalar_type();
-  check_dtype(op, "data", from, floating_only && !dtype, floating_only && dtype_of(from) ? "; pass dtype=torch.float32" : "");
-  if (dtype) check_dtype(op, "dtype", *dtype, floating_only);
-  if (!dtype || *dtype == from) {
-    if (is_floating(from)) return {data, from, std::nullopt};
-    return {data, at::kLong, dtype && *dtype != at::kLong ? dtype : std::nullopt};
-  }
-  if (!is_floating(*dtype) && *dtype != at::kBool && !is_floating(from)) {
-    return {data, at::kLong, *dtype != at::kLong ? dtype : std::nullopt};
-  }
-  if (*dtype == at::kFloat && (from == at::kHalf || from == at::kBFloat16)) return {data, at::kFloat, std::nullopt};
-  return promote(op, data.to(*dtype), *dtype, floating_only);
 }
 
 Tensor reduce_promoted(Reduction reduction, const char* op, const Tensor& data, const Grouping& grouping, int64_t dim,

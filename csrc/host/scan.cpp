@@ -58,34 +58,19 @@ TensorPair scan(Scan kind, const Tensor& data, const Tensor& factors, const Grou
                       held.view,
                       shape.outer.expect_int(),
                       shape.inner.expect_int()};
-  if (data.is_cpu()) {
-    cpu::choose(cpu::default_::scan, cpu::avx2::scan, cpu::avx512::scan)(call, pool());
-#ifdef FASTOPS_WITH_CUDA
-  } else if (data.is_cuda()) {
-    on_device_of(data, [&](cudaStream_t stream) {
-      const Tensor workspace = at::empty({int64_t(cuda::scan_workspace(call))}, data.options().dtype(at::kByte));
-      cuda::scan(call, workspace.mutable_data_ptr(), stream);
-    });
-#endif
-  }
+  FASTOPS_RUN(scan, data, call);
   return {out, rows};
 }
 
-// cumsum and cumprod with dtype=: data is converted first. Whole numbers are scanned in int64, from which narrower results
-// follow, since all wrap round alike.
-std::tuple<Tensor, OptionalDtype> promote(Scan kind, const Tensor& data, const OptionalDtype& dtype) {
-  const ScalarType from = data.scalar_type();
-  check_dtype(operation(kind), "data", from, false);
-  if (dtype) check_dtype(operation(kind), "dtype", *dtype, false);
-  if (!dtype || *dtype == from) return {data, dtype && !is_floating(from) && from != at::kLong ? dtype : std::nullopt};
-  const bool whole = !is_floating(*dtype);
-  if (whole && *dtype != at::kBool && !is_floating(from)) return {data, *dtype != at::kLong ? dtype : std::nullopt};
-  return {data.to(*dtype), whole && *dtype != at::kLong ? dtype : std::nullopt};
+// Data as dtype= wants it scanned, and the type that integers must be converted to in the end. No kernel widens 16 bits.
+std::tuple<Tensor, OptionalDtype> promote_scan(Scan kind, const Tensor& data, const OptionalDtype& dtype) {
+  const auto [rows, out, final] = promote(operation(kind), data, dtype, false);
+  return {is_floating(out) ? rows.to(out) : rows, final};
 }
 
 template <Scan kind>
 Tensor segment_scan_promoted(const Tensor& data, FASTOPS_GROUPING, int64_t dim, OptionalDtype dtype, bool exclusive, bool reverse) {
-  const auto [rows, final] = promote(kind, data, dtype);
+  const auto [rows, final] = promote_scan(kind, data, dtype);
   const Tensor result = std::get<0>(scan(kind, rows, {}, {offsets, order, index}, dim, exclusive, reverse));
   return final ? result.to(*final) : result;
 }
@@ -202,7 +187,7 @@ struct CumprodFunction : torch::autograd::Function<CumprodFunction> {
 template <Scan kind>
 Tensor promoted_autograd(const Tensor& data, FASTOPS_GROUPING, int64_t dim, OptionalDtype dtype, bool exclusive, bool reverse) {
   if (wants_grad(data)) {
-    const auto [rows, final] = promote(kind, data, dtype);
+    const auto [rows, final] = promote_scan(kind, data, dtype);
     if (is_floating(rows.scalar_type())) {
       using Function = std::conditional_t<kind == Scan::sum, CumsumFunction, CumprodFunction>;
       return Function::apply(rows, offsets, order, index, dim, exclusive, reverse);
@@ -258,16 +243,21 @@ struct LogcumsumexpFunction : torch::autograd::Function<LogcumsumexpFunction> {
 
   static Tensor forward(AutogradContext* ctx, const Tensor& data, FASTOPS_GROUPING, int64_t dim, bool exclusive, bool reverse) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    save_scan(ctx, {data}, {offsets, order, index}, dim, exclusive, reverse);
-    return call_logcumsumexp(data, {offsets, order, index}, dim, exclusive, reverse);
+    const Tensor result = call_logcumsumexp(data, {offsets, order, index}, dim, exclusive, reverse);
+    save_scan(ctx, {data, result}, {offsets, order, index}, dim, exclusive, reverse);
+    return result;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const SavedScan saved(ctx, 1);
-    const ScalarType type = ctx->get_saved_variables()[0].scalar_type(), wide = computed_in(type);
-    const Tensor x = ctx->get_saved_variables()[0].to(wide), grad = grads[0].to(wide);
-    const Tensor y = call_logcumsumexp(x, saved.grouping, saved.dim, false, saved.reverse);
-    const Tensor before = call_logcumsumexp(x, saved.grouping, saved.dim, true, saved.reverse);
+    const auto tensors = ctx->get_saved_variables();
+    const SavedScan saved(ctx, 2);
+    const ScalarType type = tensors[0].scalar_type(), wide = computed_in(type);
+    const Tensor x = tensors[0].to(wide), grad = grads[0].to(wide);
+    const auto known = [&](bool exclusive) {  // the result that was returned, unless it was rounded
+      if (exclusive == saved.exclusive && type == wide) return tensors[1];
+      return call_logcumsumexp(x, saved.grouping, saved.dim, exclusive, saved.reverse);
+    };
+    const Tensor y = known(false), before = known(true);
     const Tensor none = at::zeros({}, x.options());
     const auto share = [&](const Tensor& part) {  // 0 of nothing, where all is -inf
       const Tensor is_some = part != -std::numeric_limits<double>::infinity();

@@ -86,16 +86,7 @@ std::tuple<Tensor, Tensor> group_index(const Tensor& index, SymInt num_segments,
   const Tensor flat = index.contiguous();
   const GroupCall call{array_of(flat), offsets.mutable_data_ptr(), sorted ? nullptr : order.mutable_data_ptr(),
                        num_segments.expect_int(), flat.size(0)};
-  if (index.is_cpu()) {
-    cpu::choose(cpu::default_::group, cpu::avx2::group, cpu::avx512::group)(call, pool());
-#ifdef FASTOPS_WITH_CUDA
-  } else if (index.is_cuda()) {
-    on_device_of(index, [&](cudaStream_t stream) {
-      const Tensor workspace = at::empty({int64_t(cuda::group_workspace(call))}, index.options().dtype(at::kByte));
-      cuda::group(call, workspace.mutable_data_ptr(), stream);
-    });
-#endif
-  }
+  FASTOPS_RUN(group, index, call);
   return {offsets, order};
 }
 

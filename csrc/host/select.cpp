@@ -66,15 +66,8 @@ TensorPair select(const char* op, const Tensor& data, const Grouping& grouping, 
   if (data.is_cpu()) {
     with_huge_pages(values);
     if (wanted.indices) with_huge_pages(indices);
-    cpu::choose(cpu::default_::select, cpu::avx2::select, cpu::avx512::select)(call, pool());
-#ifdef FASTOPS_WITH_CUDA
-  } else if (data.is_cuda()) {
-    on_device_of(data, [&](cudaStream_t stream) {
-      const Tensor workspace = at::empty({int64_t(cuda::select_workspace(call))}, data.options().dtype(at::kByte));
-      cuda::select(call, workspace.mutable_data_ptr(), stream);
-    });
-#endif
   }
+  FASTOPS_RUN(select, data, call);
   return {values, indices};
 }
 
@@ -165,13 +158,7 @@ Tensor segment_place(const Tensor& values, const Tensor& indices, SymInt num_row
     if (d < dim) call.outer *= values.size(d);
     if (d > dim + 1) call.inner *= values.size(d);
   }
-  if (values.is_cpu()) {
-    cpu::choose(cpu::default_::place, cpu::avx2::place, cpu::avx512::place)(call, pool());
-#ifdef FASTOPS_WITH_CUDA
-  } else if (values.is_cuda()) {
-    on_device_of(values, [&](cudaStream_t stream) { cuda::place(call, stream); });
-#endif
-  }
+  FASTOPS_RUN_WITHOUT_WORKSPACE(place, values, call);
   return out;
 }
 

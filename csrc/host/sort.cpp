@@ -31,16 +31,7 @@ TensorPair sort(const char* op, bool with_values, const Tensor& data, const Grou
                       held.view,
                       shape.outer.expect_int(),
                       shape.inner.expect_int()};
-  if (data.is_cpu()) {
-    cpu::choose(cpu::default_::sort, cpu::avx2::sort, cpu::avx512::sort)(call, pool());
-#ifdef FASTOPS_WITH_CUDA
-  } else if (data.is_cuda()) {
-    on_device_of(data, [&](cudaStream_t stream) {
-      const Tensor workspace = at::empty({int64_t(cuda::sort_workspace(call))}, data.options().dtype(at::kByte));
-      cuda::sort(call, workspace.mutable_data_ptr(), stream);
-    });
-#endif
-  }
+  FASTOPS_RUN(sort, data, call);
   return {values, indices};
 }
 

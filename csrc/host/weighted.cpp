@@ -88,13 +88,7 @@ Tensor segment_dot(const Tensor& values, const Tensor& data, FASTOPS_GROUPING, i
   const RowWeights heads = weights_of(out, shape.inner);
   const DotCall call{*dtype_of(type), handed.const_data_ptr(), rows.const_data_ptr(), out.mutable_data_ptr(), heads.heads, heads.per_head,
                      held.view, shape.outer.expect_int(), shape.inner.expect_int()};
-  if (data.is_cpu()) {
-    cpu::choose(cpu::default_::dot_rows, cpu::avx2::dot_rows, cpu::avx512::dot_rows)(call, pool());
-#ifdef FASTOPS_WITH_CUDA
-  } else if (data.is_cuda()) {
-    on_device_of(data, [&](cudaStream_t stream) { cuda::dot_rows(call, stream); });
-#endif
-  }
+  FASTOPS_RUN_WITHOUT_WORKSPACE(dot_rows, data, call);
   return out;
 }
 

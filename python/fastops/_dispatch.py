@@ -104,10 +104,7 @@ def check(op: str, data: Any, segments: Any, dim: Any, argument: str = "data") -
             raise TypeError(sentence(op, "segments", "be a Segments or a tensor of offsets", kind(segments)))
         if segments.device == data.device:
             segments = _from_offsets(op, segments, segments.is_cpu)
-    if segments.device != data.device:
-        requirement = f"be on the device of {argument} ({data.device})"
-        remedy = "move one of them with .to(device)"
-        raise DeviceMismatchError(sentence(op, given, requirement, segments.device, remedy))
+    check_same_device(op, given, segments.device, data, argument)
     dim = check_dim(op, data, dim, argument)
     expected, why = segments._num_rows, "as the segments do"
     if argument == "values":
@@ -116,6 +113,12 @@ def check(op: str, data: Any, segments: Any, dim: Any, argument: str = "data") -
         requirement = f"have {expected} rows along dim {dim}, {why}"
         raise ValueError(sentence(op, argument, requirement, data.shape[dim]))
     return segments, dim
+
+
+def check_same_device(op: str, argument: str, device: torch.device, data: Tensor, of: str = "data") -> None:
+    if device != data.device:
+        remedy = "move one of them with .to(device)"
+        raise DeviceMismatchError(sentence(op, argument, f"be on the device of {of} ({data.device})", device, remedy))
 
 
 def check_dim(op: str, data: Tensor, dim: Any, argument: str = "data") -> int:

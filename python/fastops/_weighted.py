@@ -7,8 +7,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from ._dispatch import ALL_DTYPES, FLOATING, check, check_dtype, check_options, has_kernels, promoted, reference
-from .errors import DeviceMismatchError, kind, sentence
+from ._dispatch import ALL_DTYPES, FLOATING, check, check_dtype, check_options, check_same_device, has_kernels, promoted, reference
+from .errors import kind, sentence
 from .segments import Segments
 
 _weighted_sum = torch.ops.fastops._segment_weighted_sum.default
@@ -47,9 +47,7 @@ def prepare(
     check_dtype(op, data.dtype, ALL_DTYPES)
     if not isinstance(weight, Tensor):
         raise TypeError(sentence(op, "weight", "be a torch.Tensor", kind(weight)))
-    if weight.device != data.device:
-        remedy = "move one of them with .to(device)"
-        raise DeviceMismatchError(sentence(op, "weight", f"be on the device of data ({data.device})", weight.device, remedy))
+    check_same_device(op, "weight", weight.device, data)
     check_dtype(op, weight.dtype, ALL_DTYPES, "weight")
     sizes = data.shape[dim:]
     if not 1 <= weight.dim() <= len(sizes):

@@ -12,8 +12,8 @@ from typing import Any, Union
 import torch
 from torch import Tensor
 
-from ._dispatch import ALL_DTYPES, FLOATING, check, check_dtype, check_options, has_kernels, operator, reference
-from .errors import DeviceMismatchError, kind, sentence
+from ._dispatch import ALL_DTYPES, FLOATING, check, check_dtype, check_options, check_same_device, has_kernels, operator, reference
+from .errors import kind, sentence
 from .segments import Segments, _has_data, _integer
 
 __all__ = ["segment_topk", "segment_median", "segment_quantile", "segment_first", "segment_last"]
@@ -197,9 +197,7 @@ def check_quantile(data: Tensor, q: Any, interpolation: Any, fill_value: Any) ->
         )
     check_options(op, data, {"fill_value": fill_value})
     if isinstance(q, Tensor):
-        if q.device != data.device:
-            remedy = "move one of them with .to(device)"
-            raise DeviceMismatchError(sentence(op, "q", f"be on the device of data ({data.device})", q.device, remedy))
+        check_same_device(op, "q", q.device, data)
         check_dtype(op, q.dtype, FLOATING, "q")
         if q.dim() > 1:
             raise ValueError(sentence(op, "q", "have at most 1 dimension", q.dim()))
