@@ -19,6 +19,11 @@ namespace fastops {
 
 enum class DType : int8_t { u8, i8, i16, i32, i64, f16, bf16, f32, f64, b8 };
 
+constexpr int64_t size_of(DType dtype) {
+  constexpr int64_t kBytes[] = {1, 1, 2, 4, 8, 2, 2, 4, 8, 1};
+  return kBytes[int(dtype)];
+}
+
 struct Half {
   uint16_t bits;
 };

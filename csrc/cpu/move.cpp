@@ -248,32 +248,19 @@ class DotRows final : public Visitor {
         for (int k = 0; k < kChains; ++k) sums[k] += unaligned<vec<V>>(a + i + k * kWidth) * load<V>(b + i + k * kWidth);
       }
       for (; i + kWidth <= n; i += kWidth) sums[0] += unaligned<vec<V>>(a + i) * load<V>(b + i);
-      V lanes[kWidth];
-      store(lanes, (sums[0] + sums[1]) + (sums[2] + sums[3]));
-      total = joined<kWidth>(lanes);
+      total = sum_lanes<V, kWidth>((sums[0] + sums[1]) + (sums[2] + sums[3]));
     }
 #if FASTOPS_VECTOR_EXTENSION
     if constexpr (std::is_same_v<T, V> && kWidth > 2) {
       if (i + kWidth / 2 <= n) {
         using Half = typename Vector<V, kWidth / 2>::type;
-        const Half products = unaligned<Half>(a + i) * unaligned<Half>(b + i);
-        V lanes[kWidth / 2];
-        std::memcpy(lanes, &products, sizeof(lanes));
-        total += joined<kWidth / 2>(lanes);
+        total += sum_lanes<V, kWidth / 2>(unaligned<Half>(a + i) * unaligned<Half>(b + i));
         i += kWidth / 2;
       }
     }
 #endif
     for (; i < n; ++i) total += a[i] * load_as<V>(b[i]);
     return total;
-  }
-
-  template <int n>
-  static FASTOPS_HD V joined(V (&lanes)[n]) {
-    for (int half = n / 2; half > 0; half /= 2) {
-      for (int l = 0; l < half; ++l) lanes[l] += lanes[l + half];
-    }
-    return lanes[0];
   }
 };
 

@@ -185,7 +185,7 @@ class NormaliseRows final : public Visitor {
           const int64_t c = block.packed ? l % width : v * kWidth + l;
           lanes[l] = from[std::min(c, width - 1)];
         }
-        states[v] = of_lanes(lanes);
+        states[v] = of_lanes<State, Partial, V>(lanes);
       }
       apply(block, states);
       write(tile, position, rows, block);
@@ -207,20 +207,6 @@ class NormaliseRows final : public Visitor {
   static Partial in_lane(const State& state, int l) {
     return state.template at<V, V>([l](const auto& v) { return lane(v, l); }, 0);
   }
-  static State of_lanes(const Partial (&lanes)[kWidth]) {
-    V numbers[2][kWidth];
-    static_assert(sizeof(Partial) <= sizeof(V[2]) && sizeof(Partial) % sizeof(V) == 0);
-    constexpr int kFields = sizeof(Partial) / sizeof(V);
-    State state;
-    for (int l = 0; l < kWidth; ++l) {
-      V fields[kFields];
-      std::memcpy(fields, &lanes[l], sizeof(Partial));
-      for (int f = 0; f < kFields; ++f) numbers[f][l] = fields[f];
-    }
-    std::memcpy(&state, numbers, sizeof(State));
-    return state;
-  }
-
   Block bring(const Tile& tile, int64_t position, int64_t n, int64_t thread) {
     const int64_t width = tile.last - tile.first;
     Block block;

@@ -602,12 +602,7 @@ class Reduce final : public Visitor {
       sum += (pairs[0] + pairs[1]) + (pairs[2] + pairs[3]);
     }
     for (; i < n; i += kWidth) sum += heard(term(i), i);
-    V sums[kWidth];
-    store(sums, sum);
-    for (int half = kWidth / 2; half > 0; half /= 2) {
-      for (int l = 0; l < half; ++l) sums[l] += sums[l + half];
-    }
-    return Scalars::part(from, sums[0], n);
+    return Scalars::part(from, sum_lanes<V, kWidth>(sum), n);
   }
 
   // kScalarLanes rows or more of one column, joined in as many lanes whatever the width of a vector.

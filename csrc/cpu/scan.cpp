@@ -280,7 +280,7 @@ class ScanRows final : public Visitor {
       Vectors states[ScanPolicy::kTileVectors];
       const int64_t count = ceil_div(width, kWidth);
       if (known) {
-        for (int64_t v = 0; v < count; ++v) states[v] = of_lanes(known + column_of(v, width));
+        for (int64_t v = 0; v < count; ++v) states[v] = of_lanes<Vectors, Scalars, V>(known + column_of(v, width));
       }
       run(states, count, [&](int64_t v) FASTOPS_INLINE_LAMBDA { return column_of(v, width); },
           [&](int64_t at, int64_t row) FASTOPS_INLINE_LAMBDA { return vector_at(at, row); });
@@ -306,7 +306,7 @@ class ScanRows final : public Visitor {
           states[v] = i == 0 ? x : met(states[v], x, call_.reverse);
         }
       });
-      for (int64_t v = 0; v < count; ++v) to_lanes(states[v], to + column_of(v, width));
+      for (int64_t v = 0; v < count; ++v) to_lanes<V>(states[v], to + column_of(v, width));
     } else {
       for_each_row(position, n, [&](int64_t row, int64_t i) FASTOPS_INLINE_LAMBDA {
         const int64_t at = (base + row) * call_.inner + tile.first;
@@ -338,30 +338,6 @@ class ScanRows final : public Visitor {
     }
     for (; i < n; ++i) known = met(known, at(i), call_.reverse);
     return known;
-  }
-
-  // Structures of numbers and structures of vectors of them, field by field.
-  static constexpr int kFields = sizeof(Scalars) / sizeof(V);
-  static Vectors of_lanes(const Scalars* lanes) {
-    static_assert(sizeof(Scalars) == kFields * sizeof(V) && sizeof(Vectors) == kFields * sizeof(VV));
-    V fields[kFields][kWidth];
-    for (int l = 0; l < kWidth; ++l) {
-      V of_lane[kFields];
-      std::memcpy(of_lane, lanes + l, sizeof(Scalars));
-      for (int f = 0; f < kFields; ++f) fields[f][l] = of_lane[f];
-    }
-    Vectors known;
-    std::memcpy(&known, fields, sizeof(Vectors));
-    return known;
-  }
-  static void to_lanes(const Vectors& known, Scalars* lanes) {
-    V fields[kFields][kWidth];
-    std::memcpy(fields, &known, sizeof(Vectors));
-    for (int l = 0; l < kWidth; ++l) {
-      V of_lane[kFields];
-      for (int f = 0; f < kFields; ++f) of_lane[f] = fields[f][l];
-      std::memcpy(lanes + l, of_lane, sizeof(Scalars));
-    }
   }
 };
 

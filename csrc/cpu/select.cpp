@@ -72,20 +72,6 @@ struct Rank {
   int64_t below, equal;
 };
 
-// Halves are added until two numbers are left.
-template <class I, int kCount>
-FASTOPS_HD I sum_lanes(const typename Vector<I, kCount>::type& lanes) {
-  if constexpr (kCount == 1) {
-    return lanes;
-  } else if constexpr (kCount == 2) {
-    return lanes[0] + lanes[1];
-  } else {
-    typename Vector<I, kCount / 2>::type halves[2];
-    std::memcpy(halves, &lanes, sizeof(lanes));
-    return sum_lanes<I, kCount / 2>(halves[0] + halves[1]);
-  }
-}
-
 template <class I, class Holds>
 FASTOPS_HD int64_t count_keys(const I* keys, int64_t n, Holds&& holds) {
   const vec<I> zero{}, one = zero + I(1);

@@ -140,6 +140,47 @@ FASTOPS_HD void unrolled(Body&& body) {
   }(std::make_integer_sequence<int, K>{});
 }
 
+// The sum of the lanes: halves are added until two numbers are left.
+template <class V, int kCount>
+FASTOPS_HD V sum_lanes(const typename Vector<V, kCount>::type& lanes) {
+  if constexpr (kCount == 1) {
+    return lanes;
+  } else if constexpr (kCount == 2) {
+    return lanes[0] + lanes[1];
+  } else {
+    typename Vector<V, kCount / 2>::type halves[2];
+    std::memcpy(halves, &lanes, sizeof(lanes));
+    return sum_lanes<V, kCount / 2>(halves[0] + halves[1]);
+  }
+}
+
+// A structure of numbers for each lane as one of vectors, field by field, and back.
+template <class Vectors, class Scalars, class V>
+FASTOPS_HD Vectors of_lanes(const Scalars* lanes) {
+  constexpr int kWidth = kLanes<V>, kFields = sizeof(Scalars) / sizeof(V);
+  static_assert(sizeof(Scalars) == kFields * sizeof(V) && sizeof(Vectors) == kFields * sizeof(vec<V>));
+  V fields[kFields][kWidth];
+  for (int l = 0; l < kWidth; ++l) {
+    V of_lane[kFields];
+    std::memcpy(of_lane, lanes + l, sizeof(Scalars));
+    for (int f = 0; f < kFields; ++f) fields[f][l] = of_lane[f];
+  }
+  Vectors known;
+  std::memcpy(&known, fields, sizeof(Vectors));
+  return known;
+}
+template <class V, class Vectors, class Scalars>
+FASTOPS_HD void to_lanes(const Vectors& known, Scalars* lanes) {
+  constexpr int kWidth = kLanes<V>, kFields = sizeof(Scalars) / sizeof(V);
+  V fields[kFields][kWidth];
+  std::memcpy(fields, &known, sizeof(Vectors));
+  for (int l = 0; l < kWidth; ++l) {
+    V of_lane[kFields];
+    for (int f = 0; f < kFields; ++f) of_lane[f] = fields[f][l];
+    std::memcpy(lanes + l, of_lane, sizeof(Scalars));
+  }
+}
+
 // `n` neighbours times a factor. Heads of attention are often narrower than a vector, so its half has a turn.
 template <class T, class S, class V>
 FASTOPS_HD void scale_run(T* to, const S* from, V factor, int64_t n) {

@@ -237,10 +237,7 @@ __global__ void __launch_bounds__(MovePolicy::kNarrowThreads, 1)
     __syncthreads();
     const int count = work.edges.count, rows = min(work.edges.rows, args.keys);
     const int64_t first_segment = work.edges.segment, first_position = work.edges.position;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < count; i += kThreads) {
-      starts[i + 1] = uint16_t(max(int64_t(0), min(args.stack.end(first_segment + i) - first_position, int64_t(rows))));
-    }
+    args.stack.find_ends(work.edges, rows, starts);
 
     // Bytes of the tile are counted from the 128-byte line of the output in which its first row begins.
     unsigned char* const line = static_cast<unsigned char*>(args.call.out) + first_position * row_bytes;
@@ -537,8 +534,7 @@ void broadcast(const RowMapCall& call, int64_t row_bytes, cudaStream_t stream) {
 }  // namespace
 
 void map_rows(const RowMapCall& call, cudaStream_t stream) {
-  constexpr int64_t kBytes[] = {1, 1, 2, 4, 8, 2, 2, 4, 8, 1};  // of each DType
-  const int64_t row_bytes = call.inner * kBytes[int(call.dtype)], rows = call.outer * call.segments.num_rows;
+  const int64_t row_bytes = call.inner * size_of(call.dtype), rows = call.outer * call.segments.num_rows;
   if (rows * row_bytes == 0) return;
   if (call.segments.num_segments == 0) {  // no row belongs to a segment
     check(cudaMemsetAsync(call.out, 0, rows * row_bytes, stream));
@@ -576,7 +572,7 @@ void dot_rows(const DotCall& call, cudaStream_t stream) {
   args.call = call;
   args.stack = {call.segments, 1};
   if (call.segments.num_segments == 0) {
-    const int64_t bytes = call.segments.num_rows * call.heads * (call.dtype == DType::f64 ? 8 : 4);
+    const int64_t bytes = call.segments.num_rows * call.heads * std::max<int64_t>(size_of(call.dtype), sizeof(float));
     return check(cudaMemsetAsync(call.out, 0, bytes, stream));
   }
   visit_floating(call.dtype, [&](auto t) {

@@ -86,18 +86,6 @@ struct NormaliseArgs {
   int join_columns;   // that a block of the second launch takes
 };
 
-template <class R>
-__device__ __forceinline__ R shuffle_xor(unsigned mask, const R& x, int by) {
-  constexpr int kWords = sizeof(R) / 4;
-  uint32_t words[kWords];
-  memcpy(words, &x, sizeof(R));
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) words[i] = __shfl_xor_sync(mask, words[i], by);
-  R moved;
-  memcpy(&moved, words, sizeof(R));
-  return moved;
-}
-
 // Rows lane, lane + team, ... of n rows of one column in shared memory, for one lane of a team of consecutive ones. All
 // lanes get the same.
 template <Normalise kind, class V>
@@ -114,7 +102,7 @@ struct ColumnRows {
   template <class R, class Join>
   __device__ __forceinline__ R all_lanes(R joined, Join join) const {
 #pragma unroll 1
-    for (int by = 1; by < team; by *= 2) joined = join(joined, shuffle_xor(mask, joined, by));
+    for (int by = 1; by < team; by *= 2) joined = join(joined, shuffled(joined, [&](uint32_t word) { return __shfl_xor_sync(mask, word, by); }));
     return joined;
   }
   __device__ __forceinline__ State all_states(const State& state) const {
@@ -213,7 +201,6 @@ __global__ void __launch_bounds__(NormalisePolicy::kThreads,
   constexpr int kThreads = NormalisePolicy::kThreads, kSearch = NormalisePolicy::kSearchLanes,
                 kFlight = NormalisePolicy::kFlight / (kDerivative ? 2 : 1);
   constexpr int kHeld = NormalisePolicy::kHeld, kTeams = NormalisePolicy::kTeams;
-  constexpr int kChunks = 64;  // more than a tile has of one segment
   constexpr int kLong = 2 * NormalisePolicy::kTileBytes / NormalisePolicy::kMaxChunk;  // more than a tile has
   struct Work {
     TileEdges edges;
@@ -254,38 +241,10 @@ __global__ void __launch_bounds__(NormalisePolicy::kThreads,
       __syncthreads();
       const int count = work.edges.count, rows = work.edges.rows;
       const int64_t first_segment = work.edges.segment, first_position = work.edges.position;
-#pragma unroll 1
-      for (int i = threadIdx.x; i < count; i += kThreads) {
-        starts[i + 1] =
-            uint16_t(max(int64_t(0), min(args.stack.end(first_segment + i) - first_position, int64_t(rows))));
-      }
+      args.stack.find_ends(work.edges, rows, starts);
       const Pieces<NormaliseArgs, T, kVec> pieces(args, first_position, rows, column);
       const int edge = pieces.edge();
-#pragma unroll 1
-      for (auto cursor = pieces.first(); cursor.piece < pieces.end;) {
-        T from[kFlight][kVec], from_g[kFlight][kVec];
-        int to[kFlight];
-#pragma unroll
-        for (int f = 0; f < kFlight; ++f) {
-          to[f] = cursor.piece < pieces.end ? pieces.to(cursor) : -1;
-          if (to[f] >= 0) {
-            const int64_t at = pieces.in_data(cursor);
-            load_elements(data + at, from[f]);
-            if constexpr (kDerivative) load_elements(grad + at, from_g[f]);
-          }
-          pieces.advance(cursor);
-        }
-#pragma unroll
-        for (int f = 0; f < kFlight; ++f) {
-          if (to[f] < 0) continue;
-          write_shared(x + to[f], from[f]);
-          if constexpr (kDerivative) write_shared(g + to[f], from_g[f]);
-        }
-      }
-      if (edge >= 0) {
-        x[edge] = load_as<V>(data[pieces.at + edge]);
-        if constexpr (kDerivative) g[edge] = load_as<V>(grad[pieces.at + edge]);
-      }
+      bring<kFlight, kDerivative>(pieces, data, x, grad, g);
       __syncthreads();
 
       const int whole_begin = work.edges.whole_begin, whole_end = work.edges.whole_end;
@@ -303,19 +262,7 @@ __global__ void __launch_bounds__(NormalisePolicy::kThreads,
         const bool is_long = !is_whole(i) || n > chunk;
         if (is_long || n > shape.run) {
           if (in_tile > 0) continue;
-          // In any order, for each is on its own. More than there is room for only where offsets do not ascend.
-#pragma unroll 1
-          for (int c = 0; c << log2_chunk < n; ++c) {
-            const int here = min(chunk, n - (c << log2_chunk));
-            int size = 0;
-            while (size < shape.max_size && here > kHeld * kHeld << size) ++size;
-#pragma unroll
-            for (int k = 0; k < kTeams; ++k) {  // the same address for all lanes, which the compiler makes one addition
-              if (k != size) continue;
-              const int entry = atomicAdd(&work.num_listed[k], 1);
-              if (entry < shape.list_room(k)) list_of(k)[entry] = i * kChunks + c;
-            }
-          }
+          list_chunks(shape, work.num_listed, list_of, i, n);
           if (!is_long) continue;
           if (n > 0 && start + n == rows) work.rows_written = start;
           const int entry = atomicAdd(&work.num_long, 1);
@@ -341,17 +288,7 @@ __global__ void __launch_bounds__(NormalisePolicy::kThreads,
         }
       }
       if (args.windows > 0 && column == 0) {
-        // Windows of chunk positions that end in the tile; the last one of the stack may be shorter.
-        const bool last = rows > 0 && first_position + rows == args.stack.num_positions();
-        const int before = int(first_position & (chunk - 1));
-        const int windows = (before + rows + (last ? chunk - 1 : 0)) >> log2_chunk;
-#pragma unroll 1
-        for (int w = threadIdx.x; w < windows; w += kThreads) {
-          const int end = ((w + 1) << log2_chunk) - before;
-          const int i = segment_with_row(starts, count, end);
-          const bool is_long = !is_whole(i) || starts[i + 1] - start_of(i) > chunk;
-          args.covering[(first_position >> log2_chunk) + w] = is_long ? first_segment + i : -1;
-        }
+        cover_windows(args.stack, work.edges, starts, log2_chunk, start_of, args.covering);
       }
       __syncthreads();
 
@@ -369,7 +306,7 @@ __global__ void __launch_bounds__(NormalisePolicy::kThreads,
             const int entry = shape.by_columns(item), in_tile = item - entry * columns;
             if (in_tile >= pieces.width) continue;
             const unsigned code = list_of(size)[entry];
-            const int i = code / kChunks, skipped = code % kChunks << log2_chunk;
+            const int i = code / kTileChunks, skipped = code % kTileChunks << log2_chunk;
             const int begin = start_of(i), start = begin + skipped, length = starts[i + 1] - begin;
             const auto own = rows_of(start, min(chunk, length - skipped), in_tile, lane, team, mask);
             typename ColumnRows<kind, V>::Held held;
@@ -423,18 +360,6 @@ __global__ void __launch_bounds__(NormalisePolicy::kThreads,
       if (edge >= 0 && long_elements(edge, 1) == 0) out[pieces.at + edge] = store_as<T>(x[edge]);
     }
   }
-}
-
-// A long segment as the second and the third launch meet it.
-struct LongSegment {
-  int64_t begin;  // position in the stack
-  int64_t length;
-};
-
-// The long segment that stands at the end of a window, if there is one. What is read may be left from before where
-// offsets do not ascend, so it is not believed.
-__device__ __forceinline__ bool find_long(const NormaliseArgs& args, int64_t window, LongSegment& found) {
-  return args.stack.find_segment(args.covering[window], found.begin, found.length) && found.length > args.shape.chunk;
 }
 
 // The State of a chunk of a long segment; of its first chunk, once it is joined, that of all.
@@ -705,10 +630,6 @@ struct NormaliseRows {
   }
 };
 
-bool nothing_to_do(const NormaliseCall& call) {
-  return call.outer == 0 || call.inner == 0 || call.segments.num_segments == 0 || call.segments.num_positions == 0;
-}
-
 // Calls visit(NormaliseRows<...>) for the kind and dtype of the call.
 template <class Visit>
 void visit_normaliser(const NormaliseCall& call, Visit&& visit) {
@@ -739,8 +660,7 @@ size_t normalise_workspace(const NormaliseCall& call) {
 void normalise(const NormaliseCall& call, void* workspace, cudaStream_t stream) {
   const SegmentsView& segments = call.segments;
   if (nothing_to_do(call) || segments.num_positions < segments.num_rows) {  // rows that belong to no segment
-    constexpr int64_t kBytes[] = {1, 1, 2, 4, 8, 2, 2, 4, 8, 1};            // of each DType
-    const int64_t bytes = call.outer * segments.num_rows * call.inner * kBytes[int(call.dtype)];
+    const int64_t bytes = call.outer * segments.num_rows * call.inner * size_of(call.dtype);
     if (bytes > 0) check(cudaMemsetAsync(call.out, 0, bytes, stream));
   }
   if (!nothing_to_do(call)) visit_normaliser(call, [&](auto normaliser) { normaliser.run(workspace, stream); });

@@ -556,18 +556,6 @@ __device__ __forceinline__ void stage_vector(unsigned char* to, const uint4& x) 
   }
 }
 
-template <class R>
-__device__ __forceinline__ R shuffle_down(unsigned mask, const R& x, int by) {
-  constexpr int kWords = (sizeof(R) + 3) / 4;
-  uint32_t words[kWords] = {};
-  memcpy(words, &x, sizeof(R));
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) words[i] = __shfl_down_sync(mask, words[i], by);
-  R moved;
-  memcpy(&moved, words, sizeof(R));
-  return moved;
-}
-
 // Rows of less than a sector. A block takes the chunks with keys in one tile, and with them consecutive rows:
 //
 //     memory   | segment | segment |     segment     | ...       16 bytes for each thread, to shared memory
@@ -587,7 +575,6 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
   struct Work {
     TileEdges edges;
     int shift;             // bytes of the tile before the rows
-    int windows;           // of chunk positions that end in the tile
     int num_long[kTeams];  // chunks for teams of each size
   };
   __shared__ Work work;
@@ -611,20 +598,14 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
       // are whole lines; they stand behind a line of shared memory for what the next one repeats.
       const uintptr_t from = reinterpret_cast<uintptr_t>(args.call.data) + found.position * row_bytes;
       const int in_line = segments.order || Types::kWeighted ? 0 : int(from % 128);
-      // The last window of the stack may be shorter.
-      const bool last = found.rows > 0 && found.position + found.rows == args.stack.num_positions();
-      const int window_rows = int(found.position & (chunk - 1)) + found.rows + (last ? chunk - 1 : 0);
-      work = {found, Tile::kLine + in_line, args.covers ? window_rows >> log2_chunk : 0, {}};
+      work = {found, Tile::kLine + in_line, {}};
       starts[0] = 0;
     }
     __syncthreads();
     const int count = work.edges.count, rows = work.edges.rows, shift = work.shift;
     const int64_t first_segment = work.edges.segment, first_position = work.edges.position;
 
-#pragma unroll 1
-    for (int i = threadIdx.x; i < count; i += kThreads) {
-      starts[i + 1] = uint16_t(max(int64_t(0), min(args.stack.end(first_segment + i) - first_position, int64_t(rows))));
-    }
+    args.stack.find_ends(work.edges, rows, starts);
     // Between slices there may be rows of no segment, if an index was never checked.
     const bool gaps = segments.order && args.stack.outer > 1;
     const auto start_of = [&](int i) { return args.stack.start_in_tile(work.edges, starts, i, gaps); };
@@ -749,13 +730,7 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
         finish_empty<Types, kVec>(args.call, (first_segment * columns + item) * kVec);
       }
     }
-#pragma unroll 1
-    for (int w = threadIdx.x; w < work.windows; w += kThreads) {
-      const int end = ((w + 1) << log2_chunk) - int(first_position & (chunk - 1));
-      const int i = segment_with_row(starts, count, end);
-      const bool is_long = i < whole_begin || i >= whole_end || starts[i + 1] - start_of(i) > chunk;
-      args.covering[(first_position >> log2_chunk) + w] = is_long ? first_segment + i : -1;
-    }
+    if (args.covers) cover_windows(args.stack, work.edges, starts, log2_chunk, start_of, args.covering);
     __syncthreads();
 
     if ((work.num_long[0] | work.num_long[1] | work.num_long[2]) == 0) continue;
@@ -783,7 +758,7 @@ __global__ void __launch_bounds__(narrow_threads<kVec>, 1)
         for (int by = 1; by < threads; by *= 2) {
 #pragma unroll
           for (int e = 0; e < kVec; ++e) {
-            const R other = shuffle_down(team, joined[e], by);
+            const R other = shuffled(joined[e], [&](uint32_t word) { return __shfl_down_sync(team, word, by); });
             if (lane + by < busy) joined[e] = R::combine(joined[e], other);
           }
         }

@@ -87,18 +87,6 @@ struct Scanned {
   static constexpr int kVec = sizeof(T) == 1 ? 1 : kVectorBytes / int(sizeof(T));
 };
 
-template <class R>
-__device__ __forceinline__ R shuffle_up(unsigned mask, const R& x, int by, int lanes) {
-  constexpr int kWords = sizeof(R) / 4;
-  uint32_t words[kWords];
-  memcpy(words, &x, sizeof(R));
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) words[i] = __shfl_up_sync(mask, words[i], by, lanes);
-  R moved;
-  memcpy(&moved, words, sizeof(R));
-  return moved;
-}
-
 // n rows of one column in shared memory, in the order in which they are met.
 template <class Types>
 struct ColumnRows {
@@ -177,11 +165,11 @@ struct ColumnRows {
     if (first < last) state = total(first, last);
 #pragma unroll 1
     for (int by = 1; by < team; by *= 2) {
-      const State before = shuffle_up(mask, state, by, team);
+      const State before = shuffled(state, [&](uint32_t word) { return __shfl_up_sync(mask, word, by, team); });
       if (lane >= by && first < last) state = met(before, state, call.reverse);
     }
     is_last = lane == busy - 1;
-    State before = shuffle_up(mask, state, 1, team);
+    State before = shuffled(state, [&](uint32_t word) { return __shfl_up_sync(mask, word, 1, team); });
     if (is_known) before = lane > 0 ? met(known, before, call.reverse) : known;
     if (writes && first < last) write(first, last, is_known || lane > 0, before);
     return state;
@@ -198,7 +186,6 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
   constexpr int kThreads = ScanPolicy::kThreads, kSearch = ScanPolicy::kSearchLanes;
   constexpr int kFlight = ScanPolicy::kFlight / (S::kIsLinear ? 2 : 1);
   constexpr int kHeld = ScanPolicy::kHeld, kTeams = ScanPolicy::kTeams;
-  constexpr int kChunks = 64;                                                // more than a tile has of one segment
   constexpr int kLong = 2 * ScanPolicy::kTileBytes / ScanPolicy::kMaxChunk;  // more than a tile has
   struct Work {
     TileEdges edges;
@@ -242,38 +229,10 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
       __syncthreads();
       const int count = work.edges.count, rows = work.edges.rows;
       const int64_t first_segment = work.edges.segment, first_position = work.edges.position;
-#pragma unroll 1
-      for (int i = threadIdx.x; i < count; i += kThreads) {
-        starts[i + 1] =
-            uint16_t(max(int64_t(0), min(args.stack.end(first_segment + i) - first_position, int64_t(rows))));
-      }
+      args.stack.find_ends(work.edges, rows, starts);
       const Pieces<ScanArgs, T, kVec> pieces(args, first_position, rows, column);
       const int edge = pieces.edge();
-#pragma unroll 1
-      for (auto cursor = pieces.first(); cursor.piece < pieces.end;) {
-        T from[kFlight][kVec], by[kFlight][kVec];
-        int to[kFlight];
-#pragma unroll
-        for (int f = 0; f < kFlight; ++f) {
-          to[f] = cursor.piece < pieces.end ? pieces.to(cursor) : -1;
-          if (to[f] >= 0) {
-            const int64_t at = pieces.in_data(cursor);
-            load_elements(data + at, from[f]);
-            if constexpr (S::kIsLinear) load_elements(factor_data + at, by[f]);
-          }
-          pieces.advance(cursor);
-        }
-#pragma unroll
-        for (int f = 0; f < kFlight; ++f) {
-          if (to[f] < 0) continue;
-          write_shared(x + to[f], from[f]);
-          if constexpr (S::kIsLinear) write_shared(factors + to[f], by[f]);
-        }
-      }
-      if (edge >= 0) {
-        x[edge] = load_as<V>(data[pieces.at + edge]);
-        if constexpr (S::kIsLinear) factors[edge] = load_as<V>(factor_data[pieces.at + edge]);
-      }
+      bring<kFlight, S::kIsLinear>(pieces, data, x, factor_data, factors);
       if constexpr (S::kHasRow) {
 #pragma unroll 1
         for (int item = threadIdx.x; item < rows * columns; item += kThreads) {
@@ -300,19 +259,7 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
         const bool is_long = !is_whole(i) || n > chunk;
         if (is_long || n > shape.run) {
           if (in_tile > 0 || is_long < args.applies) continue;
-          // In any order, for each is on its own. More than there is room for only where offsets do not ascend.
-#pragma unroll 1
-          for (int c = 0; c << log2_chunk < n; ++c) {
-            const int here = min(chunk, n - (c << log2_chunk));
-            int size = 0;
-            while (size < shape.max_size && here > kHeld * kHeld << size) ++size;
-#pragma unroll
-            for (int k = 0; k < kTeams; ++k) {  // the same address for all lanes, which the compiler makes one addition
-              if (k != size) continue;
-              const int entry = atomicAdd(&work.num_listed[k], 1);
-              if (entry < shape.list_room(k)) list_of(k)[entry] = i * kChunks + c;
-            }
-          }
+          list_chunks(shape, work.num_listed, list_of, i, n);
           if (!is_long) continue;
           const int entry = atomicAdd(&work.num_long, 1);
           if (entry >= kLong) continue;
@@ -334,17 +281,7 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
         }
       }
       if (args.windows > 0 && column == 0 && !args.applies) {
-        // Windows of chunk positions that end in the tile; the last one of the stack may be shorter.
-        const bool last = rows > 0 && first_position + rows == args.stack.num_positions();
-        const int before = int(first_position & (chunk - 1));
-        const int windows = (before + rows + (last ? chunk - 1 : 0)) >> log2_chunk;
-#pragma unroll 1
-        for (int w = threadIdx.x; w < windows; w += kThreads) {
-          const int end = ((w + 1) << log2_chunk) - before;
-          const int i = segment_with_row(starts, count, end);
-          const bool is_long = !is_whole(i) || starts[i + 1] - start_of(i) > chunk;
-          args.covering[(first_position >> log2_chunk) + w] = is_long ? first_segment + i : -1;
-        }
+        cover_windows(args.stack, work.edges, starts, log2_chunk, start_of, args.covering);
       }
       __syncthreads();
       if (args.windows > 0 && column == 0 && !args.applies && threadIdx.x == 0) args.has_long[unit] = work.num_long > 0;
@@ -363,7 +300,7 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
             const int entry = shape.by_columns(item), in_tile = item - entry * columns;
             if (in_tile >= pieces.width) continue;
             const unsigned code = list_of(size)[entry];
-            const int i = code / kChunks, skipped = code % kChunks << log2_chunk;
+            const int i = code / kTileChunks, skipped = code % kTileChunks << log2_chunk;
             const int begin = start_of(i), start = begin + skipped, length = starts[i + 1] - begin;
             const auto own = rows_of(start, min(chunk, length - skipped), in_tile);
             const bool is_long = !(is_whole(i) && length <= chunk);
@@ -454,30 +391,25 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
 template <class State>
 __global__ void __launch_bounds__(ScanPolicy::kJoinThreads, 1) join_kernel(const __grid_constant__ ScanArgs args) {
   constexpr int kThreads = ScanPolicy::kJoinThreads, kBatch = ScanPolicy::kJoinBatch;
-  struct Long {
-    int64_t begin, chunks;
-  };
   __shared__ State shared[kThreads];
-  __shared__ Long few[kBatch], many[kBatch];
+  __shared__ LongSegment few[kBatch], many[kBatch];
   __shared__ int num_few, num_many;
   const int columns = args.join_columns, run = threadIdx.x / columns, runs = kThreads / columns;
   const int log2_chunk = args.shape.log2_chunk;
   const bool reverse = args.call.reverse;
+  const auto chunks_of = [&](const LongSegment& of) { return (of.length + args.shape.chunk - 1) >> log2_chunk; };
 #pragma unroll 1
   for (int64_t task = blockIdx.x; task * kBatch < args.windows; task += gridDim.x) {
     __syncthreads();  // the batch before is done with the lists
     if (threadIdx.x == 0) num_few = num_many = 0;
     __syncthreads();
     const int64_t window = task * kBatch + threadIdx.x;
-    int64_t begin = 0, length = 0;
-    // What is read may be left from before where offsets do not ascend, so it is not believed.
-    if (threadIdx.x < kBatch && window < args.windows && args.stack.find_segment(args.covering[window], begin, length) &&
-        length > args.shape.chunk && begin >> log2_chunk == window) {
-      const int64_t chunks = (length + args.shape.chunk - 1) >> log2_chunk;
-      if (chunks <= ScanPolicy::kFew) {
-        few[atomicAdd(&num_few, 1)] = {begin, chunks};
+    LongSegment found;
+    if (threadIdx.x < kBatch && window < args.windows && find_long(args, window, found) && found.begin >> log2_chunk == window) {
+      if (chunks_of(found) <= ScanPolicy::kFew) {
+        few[atomicAdd(&num_few, 1)] = found;
       } else {
-        many[atomicAdd(&num_many, 1)] = {begin, chunks};
+        many[atomicAdd(&num_many, 1)] = found;
       }
     }
     __syncthreads();
@@ -486,19 +418,19 @@ __global__ void __launch_bounds__(ScanPolicy::kJoinThreads, 1) join_kernel(const
       const int64_t column = tile * columns + threadIdx.x % columns;
       const bool has_column = column < args.call.inner;
       // Chunk i of a segment in the order in which they are met.
-      const auto chunk_at = [&](const Long& segment, int64_t i) -> State& {
-        const int64_t chunk = reverse ? segment.chunks - 1 - i : i;
+      const auto chunk_at = [&](const LongSegment& segment, int64_t i) -> State& {
+        const int64_t chunk = reverse ? chunks_of(segment) - 1 - i : i;
         const int64_t at = 2 * ((segment.begin >> log2_chunk) + chunk) + (chunk == 0);  // slot()
         return static_cast<State*>(args.partials)[at * args.call.inner + column];
       };
-      const auto total = [&](const Long& segment, int64_t first, int64_t last) {
+      const auto total = [&](const LongSegment& segment, int64_t first, int64_t last) {
         State known = chunk_at(segment, first);
 #pragma unroll 4
         for (int64_t i = first + 1; i < last; ++i) known = met(known, chunk_at(segment, i), reverse);
         return known;
       };
       // What is known before each of them; the first chunk of all has nothing before it.
-      const auto write = [&](const Long& segment, int64_t first, int64_t last, State known, bool is_known) {
+      const auto write = [&](const LongSegment& segment, int64_t first, int64_t last, State known, bool is_known) {
 #pragma unroll 1
         for (int64_t i = first; i < last; ++i) {
           const State of_chunk = chunk_at(segment, i);
@@ -509,13 +441,13 @@ __global__ void __launch_bounds__(ScanPolicy::kJoinThreads, 1) join_kernel(const
       };
       if (has_column) {
 #pragma unroll 1
-        for (int i = run; i < num_few; i += runs) write(few[i], 0, few[i].chunks, State{}, false);
+        for (int i = run; i < num_few; i += runs) write(few[i], 0, chunks_of(few[i]), State{}, false);
       }
 #pragma unroll 1
       for (int i = 0; i < num_many; ++i) {
-        const Long segment = many[i];
-        const int64_t of_run = ceil_div(segment.chunks, int64_t(runs)), first = run * of_run;
-        const int64_t last = min(segment.chunks, first + of_run);
+        const LongSegment segment = many[i];
+        const int64_t of_run = ceil_div(chunks_of(segment), int64_t(runs)), first = run * of_run;
+        const int64_t last = min(chunks_of(segment), first + of_run);
         const bool has = has_column && first < last;
         State known{};
         if (has) known = total(segment, first, last);
@@ -594,10 +526,6 @@ struct ScanRows {
   }
 };
 
-bool nothing_to_do(const ScanCall& call) {
-  return call.outer == 0 || call.inner == 0 || call.segments.num_segments == 0 || call.segments.num_positions == 0;
-}
-
 template <class Visit>
 void visit(const ScanCall& call, Visit&& visit) {
   visit_scan<Wide, compute_t>(call.kind, call.dtype, [&](auto types) { visit(ScanRows<decltype(types)>(call)); });
@@ -614,11 +542,10 @@ size_t scan_workspace(const ScanCall& call) {
 void scan(const ScanCall& call, void* workspace, cudaStream_t stream) {
   const SegmentsView& segments = call.segments;
   if (nothing_to_do(call) || segments.num_positions < segments.num_rows) {  // rows that belong to no segment
-    constexpr int64_t kBytes[] = {1, 1, 2, 4, 8, 2, 2, 4, 8, 1};            // of each DType
     const bool counts = !is_floating_dtype(call.dtype) && (call.kind == Scan::sum || call.kind == Scan::prod);
     const int64_t elements = call.outer * segments.num_rows * call.inner;
     if (elements > 0) {
-      check(cudaMemsetAsync(call.out, 0, elements * (counts ? 8 : kBytes[int(call.dtype)]), stream));
+      check(cudaMemsetAsync(call.out, 0, elements * (counts ? 8 : size_of(call.dtype)), stream));
       if (call.rows) check(cudaMemsetAsync(call.rows, 0xff, elements * 8, stream));
     }
   }

@@ -154,6 +154,14 @@ struct StackedSegments {
     return true;
   }
 
+  // Where the segments of a tile end, counted in its first `rows` rows, by all threads of a block: segment i at starts[i + 1].
+  __device__ __forceinline__ void find_ends(const TileEdges& edges, int rows, uint16_t* starts) const {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < edges.count; i += blockDim.x) {
+      starts[i + 1] = uint16_t(max(int64_t(0), min(end(edges.segment + i) - edges.position, int64_t(rows))));
+    }
+  }
+
   // The first row of segment i of a tile, whose segments end where starts[1], starts[2], ... say. `gaps`: before the first
   // segment of a slice there may be rows of no segment.
   __device__ __forceinline__ int start_in_tile(const TileEdges& edges, const uint16_t* starts, int i, bool gaps) const {
@@ -192,6 +200,22 @@ __device__ __forceinline__ int segment_with_row(const uint16_t* starts, int coun
     }
   }
   return low;
+}
+
+// Notes, by all threads of a block, which segment stands at the end of each window of `chunk` positions that ends in a tile,
+// if it is longer than a chunk, or else -1. The last window of the stack may be shorter.
+template <class StartOf>
+__device__ __forceinline__ void cover_windows(const StackedSegments& stack, const TileEdges& edges, const uint16_t* starts,
+                                              int log2_chunk, StartOf&& start_of, int64_t* covering) {
+  const int chunk = 1 << log2_chunk, before = int(edges.position & (chunk - 1));
+  const bool last = edges.rows > 0 && edges.position + edges.rows == stack.num_positions();
+  const int windows = (before + edges.rows + (last ? chunk - 1 : 0)) >> log2_chunk;
+#pragma unroll 1
+  for (int w = threadIdx.x; w < windows; w += blockDim.x) {
+    const int i = segment_with_row(starts, edges.count, ((w + 1) << log2_chunk) - before);
+    const bool is_long = i < edges.whole_begin || i >= edges.whole_end || starts[i + 1] - start_of(i) > chunk;
+    covering[(edges.position >> log2_chunk) + w] = is_long ? edges.segment + i : -1;
+  }
 }
 #endif
 

@@ -204,4 +204,76 @@ __device__ __noinline__ void fill_behind(const Args& args, int64_t behind, int64
   }
 }
 
+// Brings the rows of pieces to shared memory, and what goes with them (`second`) if there is any. kFlight pieces of each
+// thread are in flight.
+template <int kFlight, bool kTwo, class Args, class T, int kVec, class V>
+__device__ __forceinline__ void bring(const Pieces<Args, T, kVec>& pieces, const T* data, V* x, const T* second_data, V* second) {
+#pragma unroll 1
+  for (auto cursor = pieces.first(); cursor.piece < pieces.end;) {
+    T from[kFlight][kVec], from_second[kFlight][kVec];
+    int to[kFlight];
+#pragma unroll
+    for (int f = 0; f < kFlight; ++f) {
+      to[f] = cursor.piece < pieces.end ? pieces.to(cursor) : -1;
+      if (to[f] >= 0) {
+        const int64_t at = pieces.in_data(cursor);
+        load_elements(data + at, from[f]);
+        if constexpr (kTwo) load_elements(second_data + at, from_second[f]);
+      }
+      pieces.advance(cursor);
+    }
+#pragma unroll
+    for (int f = 0; f < kFlight; ++f) {
+      if (to[f] < 0) continue;
+      write_shared(x + to[f], from[f]);
+      if constexpr (kTwo) write_shared(second + to[f], from_second[f]);
+    }
+  }
+  if (const int edge = pieces.edge(); edge >= 0) {
+    x[edge] = load_as<V>(data[pieces.at + edge]);
+    if constexpr (kTwo) second[edge] = load_as<V>(second_data[pieces.at + edge]);
+  }
+}
+
+constexpr int kTileChunks = 64;  // more than a tile has of one segment
+
+// Lists the chunks of segment i of a tile, which has n rows there, each for the smallest team whose lanes get no more than
+// kHeld rows, or for the largest. In any order, for each is on its own. More than there is room for only where offsets do
+// not ascend.
+template <class Policy, class ListOf>
+__device__ __forceinline__ void list_chunks(const TileShape<Policy>& shape, int (&num_listed)[Policy::kTeams], ListOf&& list_of,
+                                            int i, int n) {
+  constexpr int kHeld = Policy::kHeld;
+#pragma unroll 1
+  for (int c = 0; c << shape.log2_chunk < n; ++c) {
+    const int here = min(shape.chunk, n - (c << shape.log2_chunk));
+    int size = 0;
+    while (size < shape.max_size && here > kHeld * kHeld << size) ++size;
+#pragma unroll
+    for (int k = 0; k < Policy::kTeams; ++k) {  // the same address for all lanes, which the compiler makes one addition
+      if (k != size) continue;
+      const int entry = atomicAdd(&num_listed[k], 1);
+      if (entry < shape.list_room(k)) list_of(k)[entry] = i * kTileChunks + c;
+    }
+  }
+}
+
+// A segment longer than a chunk as later launches meet it.
+struct LongSegment {
+  int64_t begin;  // position in the stack
+  int64_t length;
+};
+
+// The long segment that stands at the end of a window, if there is one. What is read may be left from before where
+// offsets do not ascend, so it is not believed.
+template <class Args>
+__device__ __forceinline__ bool find_long(const Args& args, int64_t window, LongSegment& found) {
+  return args.stack.find_segment(args.covering[window], found.begin, found.length) && found.length > args.shape.chunk;
+}
+
+template <class Call>
+bool nothing_to_do(const Call& call) {
+  return call.outer == 0 || call.inner == 0 || call.segments.num_segments == 0 || call.segments.num_positions == 0;
+}
+
 }  // namespace fastops::cuda

@@ -124,6 +124,19 @@ __device__ __forceinline__ void store_words(S* to, const S (&x)[kVec]) {
   }
 }
 
+// A structure from another lane: `shuffle` moves one word of it.
+template <class R, class Shuffle>
+__device__ __forceinline__ R shuffled(const R& x, Shuffle&& shuffle) {
+  constexpr int kWords = (sizeof(R) + 3) / 4;
+  uint32_t words[kWords] = {};
+  memcpy(words, &x, sizeof(R));
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) words[i] = shuffle(words[i]);
+  R moved;
+  memcpy(&moved, words, sizeof(R));
+  return moved;
+}
+
 // kVec neighbouring elements of any size, in pieces of 16 bytes.
 template <class T, int kVec>
 __device__ __forceinline__ void load_elements(const T* from, T (&x)[kVec]) {

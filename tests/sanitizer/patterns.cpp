@@ -33,19 +33,6 @@ const cpu::Pool pool{2, [](int64_t tasks, void (*body)(void*, int64_t), void* co
                        for (auto& thread : threads) thread.join();
                      }};
 
-int64_t size_of(DType dtype) {
-  switch (dtype) {
-    case DType::i64:
-    case DType::f64: return 8;
-    case DType::i32:
-    case DType::f32: return 4;
-    case DType::i16:
-    case DType::f16:
-    case DType::bf16: return 2;
-    default: return 1;
-  }
-}
-
 struct Grouping {
   const char* name;
   std::vector<int64_t> lengths;
