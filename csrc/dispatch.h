@@ -85,6 +85,24 @@ void visit_any(DType dtype, Visit&& visit) {
   }
 }
 
+// With the unsigned integers that are as wide: for kernels that only compare and move elements (keys.h).
+template <class Visit>
+void visit_width(DType dtype, Visit&& visit) {
+  switch (dtype) {
+    case DType::b8:
+    case DType::u8:
+    case DType::i8: return visit(Type<uint8_t>{});
+    case DType::f16:
+    case DType::bf16:
+    case DType::i16: return visit(Type<uint16_t>{});
+    case DType::f32:
+    case DType::i32: return visit(Type<uint32_t>{});
+    case DType::f64:
+    case DType::i64: return visit(Type<uint64_t>{});
+  }
+  unsupported();
+}
+
 // Calls visit(ReducerTypes<...>{}) for the reduction and dtype of a prepared call: the one list of what there is.
 template <class Visit>
 void visit_reducer(Reduction reduction, DType dtype, Visit&& visit) {
@@ -169,11 +187,14 @@ void visit_scan(Scan kind, DType dtype, Visit&& visit) {
     case Scan::sum:
     case Scan::prod:
       if (!is_floating_dtype(dtype)) {
-        return visit_integer(dtype, [&](auto t) {
+        const auto visit_type = [&](auto t) {
           using T = typename decltype(t)::type;
           if (kind == Scan::sum) return visit(ReducerTypes<Sum, T, uint64_t, int64_t>{});
           visit(ReducerTypes<Product, T, uint64_t, int64_t>{});
-        });
+        };
+        if (dtype == DType::i32) return visit_type(Type<int32_t>{});
+        if (dtype == DType::i64) return visit_type(Type<int64_t>{});
+        unsupported();
       }
       return visit_floating(dtype, [&](auto t) {
         using T = typename decltype(t)::type;

@@ -125,8 +125,7 @@ struct SelectCall {
   void* shares;          // quantiles: [S, count] of the type that is computed in, what the rows count for; none: not wanted
   void* values;          // [outer, S, count, inner]
   int64_t* indices;      // [outer, S, count, inner] row numbers; -1, and the value is fill, where nothing is selected
-  double fill;           // as a floating number
-  int64_t fill_integer;  // and as an integer
+  uint64_t fill;         // the bits of the element
   SegmentsView segments;
   int64_t outer, inner;
 };

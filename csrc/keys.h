@@ -1,53 +1,53 @@
 // Unsigned integers in the order in which torch sorts elements: NaN is greater than all numbers and equal to itself, and
-// -0.0 equals 0.0. A descending order is the ascending one of the complement, so that equal elements stay equal.
+// -0.0 equals 0.0. A descending order is the ascending one of the complement, so that equal elements stay equal. What an
+// element is besides its bits is known at run time, so that kernels are compiled once for each width of elements.
 #pragma once
 
-#include <type_traits>
-
+#include "dispatch.h"
 #include "numeric.h"
 
 namespace fastops {
 
-template <class T>
-using key_t = std::conditional_t<sizeof(T) == 1, uint8_t, std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>>;
+template <class K>
+class KeyOrder {
+  static constexpr K kSign = K(K(1) << (8 * sizeof(K) - 1));
+  K minus_zero_ = 0;         // what becomes 0
+  K greatest_ = K(~K(0));    // bits of the greatest number, without the sign: what is beyond is NaN
+  K flipped_ = 0;            // bits that are flipped in negative numbers, where they count backwards
+  K turned_ = 0;             // and in all
+  K complement_ = 0;
+  bool floating_ = false;
 
-template <class T>
-FASTOPS_HD key_t<T> key_of(T x, bool descending) {
-  using Key = key_t<T>;
-  constexpr Key kSign = Key(1) << (8 * sizeof(T) - 1);
-  Key key = bit_cast<Key>(x);
-  if constexpr (is_floating<T>) {
-    constexpr int kMantissa = std::is_same_v<T, double> ? 52 : std::is_same_v<T, float> ? 23 : std::is_same_v<T, BFloat16> ? 7 : 10;
-    constexpr Key kInfinity = Key(~kSign) >> kMantissa << kMantissa;
-    const Key magnitude = key & Key(~kSign);
-    // All bits of a negative number are flipped, and the sign of others: without a branch, as no sign can be predicted.
-    key = magnitude == 0 ? kSign : Key(key ^ Key(Key(Key(0) - Key(key >> (8 * sizeof(T) - 1))) | kSign));
-    if (magnitude > kInfinity) key = Key(~Key(0));
-  } else if constexpr (std::is_signed_v<T>) {
-    key = key ^ kSign;
+ public:
+  FASTOPS_HD KeyOrder(DType dtype, bool descending) : complement_(descending ? K(~K(0)) : K(0)), floating_(is_floating_dtype(dtype)) {
+    if (floating_) {
+      const int mantissa = dtype == DType::f64 ? 52 : dtype == DType::f32 ? 23 : dtype == DType::bf16 ? 7 : 10;
+      minus_zero_ = kSign;
+      greatest_ = K(K(~kSign) >> mantissa << mantissa);
+      flipped_ = K(~K(0));
+    }
+    if (dtype != DType::u8 && dtype != DType::b8) turned_ = kSign;
   }
-  return descending ? Key(~key) : key;
-}
 
-// The way back. Zeros share a key, and so do NaNs: true for keys of which only the element itself can tell.
-template <class T>
-FASTOPS_HD bool is_shared(key_t<T> key, bool descending) {
-  using Key = key_t<T>;
-  if (!is_floating<T>) return false;
-  if (descending) key = Key(~key);
-  return key == Key(Key(1) << (8 * sizeof(T) - 1)) || key == Key(~Key(0));
-}
-template <class T>
-FASTOPS_HD T element_of(key_t<T> key, bool descending) {
-  using Key = key_t<T>;
-  constexpr Key kSign = Key(1) << (8 * sizeof(T) - 1);
-  if (descending) key = Key(~key);
-  if constexpr (is_floating<T>) {
-    key = Key(key ^ Key(Key(Key(key >> (8 * sizeof(T) - 1)) - Key(1)) | kSign));
-  } else if constexpr (std::is_signed_v<T>) {
-    key = key ^ kSign;
+  FASTOPS_HD K key(K bits) const {
+    const K known = bits == minus_zero_ ? K(0) : bits;
+    // Without a branch, as no sign can be predicted.
+    const K key = K(known ^ K(K(K(K(0) - K(known >> (8 * sizeof(K) - 1))) & flipped_) | turned_));
+    return K((K(bits & K(~kSign)) > greatest_ ? K(~K(0)) : key) ^ complement_);
   }
-  return bit_cast<T>(key);
-}
+
+  // The way back. Zeros share a key, and so do NaNs: true for keys of which only the element itself can tell.
+  FASTOPS_HD bool is_shared(K key) const {
+    key = K(key ^ complement_);
+    return floating_ && (key == kSign || key == K(~K(0)));
+  }
+  FASTOPS_HD K bits(K key) const {
+    key = K(key ^ complement_);
+    return K(key ^ K(K(K(K(key >> (8 * sizeof(K) - 1)) - K(1)) & flipped_) | turned_));
+  }
+
+  // In ascending order, whether a key is that of NaN.
+  FASTOPS_HD bool is_nan(K key) const { return floating_ && key == K(~K(0)); }
+};
 
 }  // namespace fastops

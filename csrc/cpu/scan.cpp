@@ -22,6 +22,9 @@ struct ScanPolicy {
   static constexpr int64_t kTileVectors = 16;        // guess: of what is computed in; states stay in the first-level cache
   static constexpr int64_t kChunkRows = 512;         // guess
   static constexpr int64_t kChunkRowsScalar = 4096;  // of one column
+  static constexpr int64_t kShortRows = 32;          // measured: more are worth a branch that is not predicted
+  static constexpr int kStrands = 2;                 // guess: as many steps as the processor waits for one
+  static constexpr int64_t kStrandRows = 64;         // guess: of short segments in a row; what marks them stays in the cache
   static constexpr int64_t kTaskBytes = 1 << 15;     // guess: below this a second thread costs more than it saves
 };
 
@@ -40,7 +43,8 @@ class ScanRows final : public Visitor {
   static constexpr int kWidth = kLanes<V>;
   static constexpr bool kHasRow = Scalars::kExtra == Extra::row;
   static constexpr bool kIsLinear = std::is_same_v<Scalars, Linear<V, I>>;
-  static constexpr bool kInFours = std::is_same_v<Scalars, Sum<V, I>>;  // where a step is cheap and its wait is not
+  static constexpr bool kIsCheap = std::is_same_v<Scalars, Sum<V, I>>;  // a step, while waiting for the one before is not
+  static constexpr int kFew = FASTOPS_VECTOR_EXTENSION ? 16 / int(sizeof(V)) : 1;
 
   const ScanCall& call_;
   const SegmentsView& segments_;
@@ -79,11 +83,18 @@ class ScanRows final : public Visitor {
 
   void whole(const Tile& tile, int64_t first, int64_t last, int64_t begin, int64_t, int64_t) override {
     if (!measures_) return;
-    const bool is_column = call_.inner == 1;
-    if (call_.exclusive) {
-      is_column ? columns<true>(tile, first, last, begin) : rows<true>(tile, first, last, begin);
-    } else {
-      is_column ? columns<false>(tile, first, last, begin) : rows<false>(tile, first, last, begin);
+    if constexpr (kIsCheap) {
+      if (call_.inner == 1) {
+        const auto run = [&](auto exclusive) {
+          segments_.order ? columns<exclusive, true>(tile, first, last, begin) : columns<exclusive, false>(tile, first, last, begin);
+        };
+        return call_.exclusive ? run(std::true_type{}) : run(std::false_type{});
+      }
+    }
+    for (int64_t s = first; s < last; ++s) {
+      const int64_t length = segments_.end(s, begin) - begin;
+      if (length > 0) scan(tile, begin, length, nullptr);
+      begin += length;
     }
   }
 
@@ -91,12 +102,8 @@ class ScanRows final : public Visitor {
     const int64_t rows = std::min(span.length - span.first, cut_.chunk_rows), position = span.begin + span.first;
     Scalars* known = partial(tile, span, span.first);
     if (measures_) return total(tile, position, rows, known);
-    if (call_.reverse ? span.first + rows == span.length : span.first == 0) known = nullptr;
-    if (call_.exclusive) {
-      scan<true>(tile, position, rows, known);
-    } else {
-      scan<false>(tile, position, rows, known);
-    }
+    const bool is_first = call_.reverse ? span.first + rows == span.length : span.first == 0;
+    scan(tile, position, rows, is_first ? nullptr : known);
   }
 
   // Chunk by chunk, what all came to becomes what was known before.
@@ -177,38 +184,74 @@ class ScanRows final : public Visitor {
     if (call_.rows) std::fill_n(call_.rows + at, count, int64_t(-1));
   }
 
-  template <bool exclusive>
-  void rows(const Tile& tile, int64_t first, int64_t last, int64_t begin) const {
-    for (int64_t s = first; s < last; ++s) {
-      const int64_t length = segments_.end(s, begin) - begin;
-      if (length > 0) scan<exclusive>(tile, begin, length, nullptr);
-      begin += length;
-    }
-  }
-
-  template <bool exclusive>
-  void columns(const Tile& tile, int64_t first, int64_t last, int64_t begin) const {
-    if (segments_.order) {
-      columns_as<exclusive, true>(tile, first, last, begin);
-    } else {
-      columns_as<exclusive, false>(tile, first, last, begin);
-    }
-  }
-
+  // Segments of one column. Many short ones in a row are scanned as if they were one, which starts anew where a segment does:
+  // no branch depends on their lengths, which could not be predicted.
   template <bool exclusive, bool ordered>
-  FASTOPS_NOINLINE void columns_as(const Tile& tile, int64_t first, int64_t last, int64_t begin) const {
-    for (int64_t s = first; s < last; ++s) {
-      const int64_t length = segments_.end(s, begin) - begin;
-      if (length > 0) column<exclusive, ordered>(tile, begin, length, nullptr);
-      begin += length;
+  FASTOPS_NOINLINE void columns(const Tile& tile, int64_t first, int64_t last, int64_t begin) const {
+    constexpr int64_t kRows = ScanPolicy::kStrandRows, kStrands = ScanPolicy::kStrands;
+    I starts[kStrands * (kRows + ScanPolicy::kShortRows) + 1] = {};  // all bits where a segment starts, none elsewhere
+    for (int64_t s = first; s < last;) {
+      int64_t strands[kStrands + 1] = {}, n = 0, length = 0;  // where each of them begins, and the last one ends
+      for (int strand = 1; strand <= kStrands; ++strand) {
+        for (; s < last && n < strand * kRows; ++s, n += length) {
+          length = segments_.end(s, begin + n) - (begin + n);
+          if (length > ScanPolicy::kShortRows) break;
+          starts[n] = -1;
+        }
+        strands[strand] = n;
+      }
+      if (n > 0) {
+        starts[n] = -1;
+        short_columns<exclusive, ordered>(tile, begin, strands, starts);
+        std::fill_n(starts, n + 1, I(0));
+        begin += n;
+      }
+      starts[0] = 0;
+      for (; s < last; ++s, begin += length) {
+        length = segments_.end(s, begin) - begin;
+        if (length <= ScanPolicy::kShortRows) break;
+        column<ordered>(tile, begin, length, nullptr);
+      }
     }
   }
 
-  // The rows of one column: a step for each, or four at a time, so that a result waits for the one four rows before it and
-  // not for its neighbour.
+  // Rows of short segments, in strands that have nothing to do with each other, so that none waits for its last step. A state
+  // is the first lane of a small vector, of which lanes are chosen without a branch.
   template <bool exclusive, bool ordered>
-  FASTOPS_HD void column(const Tile& tile, int64_t position, int64_t n, const Scalars* known) const {
-    const int64_t slice = tile.outer * segments_.num_rows, step = call_.reverse ? -1 : 1;
+  FASTOPS_HD void short_columns(const Tile& tile, int64_t position, const int64_t* strands, const I* starts) const {
+    using Few = typename Vector<V, kFew>::type;
+    using Masks = typename Vector<I, kFew>::type;
+    constexpr int kStrands = ScanPolicy::kStrands;
+    const int64_t slice = tile.outer * segments_.num_rows, reverse = call_.reverse, step = reverse ? -1 : 1;
+    const Few none{};
+    const auto in_first_lane = [](auto x, auto to) FASTOPS_INLINE_LAMBDA { return replace(to, 0, x), to; };
+    const auto advance = [&](Few& state, int64_t p) FASTOPS_INLINE_LAMBDA {
+      const int64_t row = ordered ? segments_.row(position + p) : position + p;
+      const Few x = in_first_lane(scalar_at(slice + row, row).value(1), Few{}), before = state, sum = state + x;
+      const Masks starts_here = in_first_lane(starts[p + reverse], Masks{});
+      state = starts_here ? x : sum;
+      write(slice + row, Scalars::of(lane(exclusive ? (starts_here ? none : before) : state, 0), I(row)));
+    };
+    int64_t together = strands[1], next[kStrands];
+    Few states[kStrands] = {};
+    for (int k = 0; k < kStrands; ++k) {
+      together = std::min(together, strands[k + 1] - strands[k]);
+      next[k] = reverse ? strands[k + 1] - 1 : strands[k];
+    }
+    for (int64_t i = 0; i < together; ++i) {
+      unrolled<kStrands>([&](auto k) FASTOPS_INLINE_LAMBDA { advance(states[k], next[k] + i * step); });
+    }
+    for (int k = 0; k < kStrands; ++k) {
+      const int64_t rest = strands[k + 1] - strands[k] - together;
+      for (int64_t i = together; i < together + rest; ++i) advance(states[k], next[k] + i * step);
+    }
+  }
+
+  // Rows of one column: a step for each, or four at a time, so that a result waits for the one four rows before it and not
+  // for its neighbour. What is exclusive is written one row later.
+  template <bool ordered>
+  FASTOPS_NOINLINE void column(const Tile& tile, int64_t position, int64_t n, const Scalars* known) const {
+    const int64_t slice = tile.outer * segments_.num_rows, step = call_.reverse ? -1 : 1, later = call_.exclusive;
     const int64_t start = call_.reverse ? position + n - 1 : position;
     const auto row = [&](int64_t i) FASTOPS_INLINE_LAMBDA {
       return ordered ? segments_.row(start + i * step) : start + i * step;
@@ -217,47 +260,39 @@ class ScanRows final : public Visitor {
       const int64_t r = row(i);
       return scalar_at(slice + r, r);
     };
-    const auto put = [&](int64_t i, const Scalars& x) FASTOPS_INLINE_LAMBDA { write(slice + row(i), x); };
+    const auto put = [&](int64_t i, const Scalars& x) FASTOPS_INLINE_LAMBDA { write(slice + row(i + later), x); };
     Scalars state;
-    int64_t i = 0;
     if (known) {
-      state = *known;
+      if (later) put(-1, *known);
+      state = met(*known, at(0), call_.reverse);
     } else {
+      if (later) write_nothing(slice + row(0), 1);
       state = at(0);
-      if (exclusive) {
-        write_nothing(slice + row(0), 1);
-      } else {
-        put(0, state);
-      }
-      i = 1;
     }
-    if constexpr (kInFours) {
-      for (; i + 4 <= n; i += 4) {
+    if (later < n) put(0, state);
+    int64_t i = 1;
+    if constexpr (kIsCheap) {
+      for (; n > ScanPolicy::kShortRows && i + 4 + later <= n; i += 4) {
         Scalars x[4] = {at(i), at(i + 1), at(i + 2), at(i + 3)};
         const Scalars pair = Scalars::combine(x[2], x[3]);
         x[1] = Scalars::combine(x[0], x[1]);
         x[2] = Scalars::combine(x[1], x[2]);
         x[3] = Scalars::combine(x[1], pair);
-        if (exclusive) put(i, state);
-        for (int k = 0; k < 3; ++k) put(i + k + exclusive, Scalars::combine(state, x[k]));
+        for (int k = 0; k < 4; ++k) put(i + k, Scalars::combine(state, x[k]));
         state = Scalars::combine(state, x[3]);
-        if (!exclusive) put(i + 3, state);
       }
     }
-    for (; i < n; ++i) {
-      const Scalars before = state;
+    for (; i + later < n; ++i) {
       state = met(state, at(i), call_.reverse);
-      put(i, exclusive ? before : state);
+      put(i, state);
     }
   }
 
   // Results of n rows, given what is known before them, if anything.
-  template <bool exclusive>
   FASTOPS_NOINLINE void scan(const Tile& tile, int64_t position, int64_t n, const Scalars* known) const {
-    if (call_.inner == 1) {
-      return segments_.order ? column<exclusive, true>(tile, position, n, known) : column<exclusive, false>(tile, position, n, known);
-    }
+    if (call_.inner == 1) return segments_.order ? column<true>(tile, position, n, known) : column<false>(tile, position, n, known);
     const int64_t width = tile.last - tile.first, base = tile.outer * segments_.num_rows;
+    const bool exclusive = call_.exclusive;
     const auto run = [&](auto& states, int64_t count, auto&& column, auto&& load) FASTOPS_INLINE_LAMBDA {
       for_each_row(position, n, [&](int64_t row, int64_t i) FASTOPS_INLINE_LAMBDA {
         const int64_t at = (base + row) * call_.inner + tile.first;

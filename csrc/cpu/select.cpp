@@ -7,6 +7,7 @@
 // threads. Bytes moved for each element: it is read once, and the rest happens in the caches unless the segment is long.
 #include "cpu/capability.h"
 
+#include "cpu/count.h"
 #include "cpu/vec.h"
 #include "cpu/walk.h"
 #include "dispatch.h"
@@ -22,6 +23,8 @@ struct SelectPolicy {
   static constexpr int kDigitBits = 11;             // guess: a histogram fits in the first-level cache
   static constexpr int64_t kLongRows = 1 << 16;     // guess: a longer segment is taken by all threads
   static constexpr int64_t kTaskBytes = 1 << 14;    // guess: selecting takes several times as long as reading
+  static constexpr int kLeast = 8;                  // guess: so many are found without a rank; less would not need half of it
+  static constexpr int64_t kLookAtAll = 128;        // guess: among more, a bound is found first
   static constexpr int64_t kUnitsOfThread = 8;      // guess: parts of the work that a thread fetches, one by one
 };
 
@@ -37,20 +40,16 @@ struct Crew {
 };
 
 // Keys of 32 or 64 bits with the sign bit turned, since vectors compare signed numbers everywhere.
-template <class T>
-using Key = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
+template <class K>
+using Key = std::conditional_t<sizeof(K) == 8, int64_t, int32_t>;
 
 template <class I>
 inline constexpr std::make_unsigned_t<I> kSignOf = std::make_unsigned_t<I>(1) << (8 * sizeof(I) - 1);
 
-template <class T>
-FASTOPS_HD Key<T> make_key(T x, bool descending) {
-  return Key<T>(std::make_unsigned_t<Key<T>>(key_of(x, descending)) ^ kSignOf<Key<T>>);
+template <class K>
+FASTOPS_HD Key<K> make_key(const KeyOrder<K>& order, K bits) {
+  return Key<K>(std::make_unsigned_t<Key<K>>(order.key(bits)) ^ kSignOf<Key<K>>);
 }
-
-// What a NaN becomes, of which nothing is greater.
-template <class T>
-inline constexpr Key<T> kNanKey = Key<T>(std::make_unsigned_t<Key<T>>(key_t<T>(~key_t<T>(0))) ^ kSignOf<Key<T>>);
 
 template <class I>
 constexpr int64_t padded(int64_t n) {
@@ -173,6 +172,35 @@ int64_t find_equal(const Keys<I>& keys, I key, int64_t before) {
   return 0;
 }
 
+// A key of 32 bits above its position, so that no two are equal: what few of many are looked for among.
+FASTOPS_HD vec<int64_t> with_positions(const int32_t* keys, int64_t first) {
+  vec<int64_t> lane_number{};
+  for (int l = 0; l < kLanes<int64_t>; ++l) replace(lane_number, l, int64_t(l));
+  return (load<int64_t>(keys + first) << 32) | (lane_number + first);
+}
+
+// The least `count` of n different numbers, kDepth at most, in order; at(i) is the vector of those from i on. Each lane keeps
+// its own least ones, sorted: a number goes down their row, and what is greater at each step goes on in its place.
+template <int kDepth, class At>
+FASTOPS_HD void find_least(int64_t n, At&& at, int64_t count, int64_t* least) {
+  constexpr int kWidth = kLanes<int64_t>;
+  vec<int64_t> kept[kDepth];
+  unrolled<kDepth>([&](auto d) FASTOPS_INLINE_LAMBDA { kept[d] = vec<int64_t>{} + std::numeric_limits<int64_t>::max(); });
+  for (int64_t i = 0; i < n; i += kWidth) {
+    vec<int64_t> x = at(i);
+    unrolled<kDepth>([&](auto d) FASTOPS_INLINE_LAMBDA {
+      const vec<int64_t> less = x < kept[d] ? x : kept[d];
+      x = x < kept[d] ? kept[d] : x;
+      kept[d] = less;
+    });
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    least[i] = min_lanes<int64_t, kWidth>(kept[0]);
+    const auto is_taken = kept[0] == vec<int64_t>{} + least[i];
+    unrolled<kDepth - 1>([&](auto d) FASTOPS_INLINE_LAMBDA { kept[d] = is_taken ? kept[d + 1] : kept[d]; });
+  }
+}
+
 // The ranks of keys that fit in a vector, each compared with all.
 template <class I>
 void rank_together(const Keys<I>& keys, I* ranks) {
@@ -186,16 +214,30 @@ void rank_together(const Keys<I>& keys, I* ranks) {
   store(ranks, counts);
 }
 
-template <class T>
+template <class K>
 class Select {
-  using I = Key<T>;
+  using I = Key<K>;
   using U = std::make_unsigned_t<I>;
 
-  struct Entry {
-    I key;
-    int64_t position;
-    bool operator<(const Entry& other) const { return key < other.key || (key == other.key && position < other.position); }
+  // A key and its position, in one number where both fit.
+  struct Wide {
+    static constexpr bool kDistinct = false;
+    int64_t key, low;
+
+    static Wide of(int64_t key, int64_t position) { return {key, position}; }
+    int64_t position() const { return low; }
+    int64_t compared() const { return key; }
+    bool operator<(const Wide& other) const { return key < other.key || (key == other.key && low < other.low); }
   };
+  struct Packed {
+    static constexpr bool kDistinct = true;
+    int64_t bits;
+
+    static Packed of(int32_t key, int64_t position) { return {int64_t(key) * (int64_t(1) << 32) + position}; }
+    int64_t position() const { return bits & UINT32_MAX; }
+    bool operator<(const Packed& other) const { return bits < other.bits; }  // called by the library: not inlined
+  };
+  using Entry = std::conditional_t<sizeof(I) == 4, Packed, Wide>;
 
   // What is common to the keys of a column.
   struct Facts {
@@ -219,23 +261,21 @@ class Select {
 
   const SelectCall& call_;
   const SegmentsView& segments_;
-  const bool descending_;
+  const KeyOrder<K> order_;
   const int64_t tile_columns_;
-  const T fill_;
 
  public:
   explicit Select(const SelectCall& call)
       : call_(call),
         segments_(call.segments),
-        descending_(call.selection == Selection::top && call.largest),
-        tile_columns_(std::min<int64_t>(call.inner, SelectPolicy::kTileBytes / int64_t(sizeof(T)))),
-        fill_(fill_of(call)) {}
+        order_(call.dtype, call.selection == Selection::top && call.largest),
+        tile_columns_(std::min<int64_t>(call.inner, SelectPolicy::kTileBytes / int64_t(sizeof(K)))) {}
 
   void run(const Pool& pool) {
     const int64_t keys = segments_.num_positions + segments_.num_segments;
     const int64_t tiles = tile_columns_ == 0 ? 0 : ceil_div(call_.inner, tile_columns_), work = call_.outer * tiles * keys;
     if (work == 0 || segments_.num_segments == 0 || call_.count == 0) return;
-    const Cutting cut{call_.outer, call_.inner, tile_columns_, SelectPolicy::kLongRows, SelectPolicy::kTaskBytes, sizeof(T)};
+    const Cutting cut{call_.outer, call_.inner, tile_columns_, SelectPolicy::kLongRows, SelectPolicy::kTaskBytes, sizeof(K)};
     const int64_t threads = num_tasks(cut, segments_, pool);
     const int64_t units = threads == 1 ? 1 : threads * SelectPolicy::kUnitsOfThread;
     std::vector<std::vector<Long>> of_thread(threads);
@@ -257,14 +297,6 @@ class Select {
   }
 
  private:
-  static T fill_of(const SelectCall& call) {
-    if constexpr (is_floating<T>) {
-      return store_as<T>(compute_t<T>(call.fill));
-    } else {
-      return T(call.fill_integer);
-    }
-  }
-
   // The segments with keys (segments.h) in a range.
   void visit(int64_t outer, int64_t tile, int64_t key, int64_t last_key, Scratch& scratch, std::vector<Long>& later, const Pool& pool) {
     constexpr int64_t kWhole = int64_t(1) << 62;  // no segment is cut here
@@ -315,13 +347,14 @@ class Select {
   // Keys of a tile to scratch, and what is common to those of a column.
   void bring(const Long& one, int64_t first, int64_t width, int64_t stride, Scratch& scratch, const Crew& crew) {
     const int64_t inner = call_.inner;
-    const T* data = static_cast<const T*>(call_.data) + one.outer * segments_.num_rows * inner + first;
+    const K* data = static_cast<const K*>(call_.data) + one.outer * segments_.num_rows * inner + first;
+    const KeyOrder<K> order = order_;  // of its own, which no store can change
     I* keys = scratch.keys.get();
     scratch.facts.assign(crew.parts * width, Facts());
     crew(one.length, [&](int64_t part, int64_t begin, int64_t end) {
       if (width == 1) {
         Facts facts;
-        const auto add = [&](int64_t i, T x) FASTOPS_INLINE_LAMBDA { facts.add(keys[i] = make_key(x, descending_)); };
+        const auto add = [&](int64_t i, K x) FASTOPS_INLINE_LAMBDA { facts.add(keys[i] = make_key(order, x)); };
         if (inner == 1 && !segments_.order) {
           for (int64_t i = begin; i < end; ++i) add(i, data[one.begin + i]);
         } else {
@@ -331,8 +364,8 @@ class Select {
         return;
       }
       for (int64_t i = begin; i < end; ++i) {
-        const T* row = data + segments_.row(one.begin + i) * inner;
-        for (int64_t c = 0; c < width; ++c) keys[c * stride + i] = make_key(row[c], descending_);
+        const K* row = data + segments_.row(one.begin + i) * inner;
+        for (int64_t c = 0; c < width; ++c) keys[c * stride + i] = make_key(order, row[c]);
       }
       for (int64_t c = 0; c < width; ++c) {
         Facts facts;
@@ -348,7 +381,7 @@ class Select {
 
   void take_ranks(const Long& one, int64_t column, const Keys<I>& keys, I greatest, const Crew& crew) {
     const bool is_median = call_.selection == Selection::median;
-    if (is_floating<T> && greatest == kNanKey<T>) {
+    if (order_.is_nan(K(U(greatest) ^ kSignOf<I>))) {
       const int64_t position = find_equal(keys, greatest, 0);
       for (int64_t i = 0; i < call_.count; ++i) put(one, column, i, position);
       return;
@@ -394,29 +427,33 @@ class Select {
 
   void take_top(const Long& one, int64_t column, const Keys<I>& keys, Scratch& scratch, const Crew& crew) {
     const int64_t count = std::min(call_.count, one.length);
+    for (int64_t i = count; i < call_.count; ++i) put(one, column, i, -1);
+    if constexpr (sizeof(I) == 4) {
+      if (count <= SelectPolicy::kLeast && take_least(one, column, keys, count)) return;
+    }
     auto& entries = scratch.entries;
     entries.clear();
-    if (one.length <= kLanes<I> && call_.sorted) {
-      I ranks[kLanes<I>];
-      rank_together(keys, ranks);
-      for (int64_t i = 0; i < one.length; ++i) {
-        if (ranks[i] < count) put(one, column, ranks[i], i);
-      }
-      for (int64_t i = count; i < call_.count; ++i) put(one, column, i, -1);
-      return;
-    }
-    if (count == one.length) {
-      for (int64_t i = 0; i < count; ++i) entries.push_back({keys.at[i], i});
-    } else if (!list_few(keys, count, entries)) {
+    if (count == one.length || (call_.sorted && one.length <= kCountRows)) {
+      for (int64_t i = 0; i < one.length; ++i) entries.push_back(Entry::of(keys.at[i], i));
+    } else {
       const Rank<I> last = find_rank(keys, count - 1, crew);
       int64_t equal = count - last.below;
       list_up_to(keys, last.key, [&](I key, int64_t i) FASTOPS_INLINE_LAMBDA {
-        if (key < last.key || equal-- > 0) entries.push_back({key, i});
+        if (key < last.key || equal-- > 0) entries.push_back(Entry::of(key, i));
         return int64_t(entries.size()) < count;
       });
     }
-    if (call_.sorted) std::sort(entries.begin(), entries.end());
-    for (int64_t i = 0; i < call_.count; ++i) put(one, column, i, i < count ? entries[i].position : -1);
+    if (call_.sorted) sort_entries(entries);
+    for (int64_t i = 0; i < count; ++i) put(one, column, i, entries[i].position());
+  }
+
+  static void sort_entries(std::vector<Entry>& entries) {
+    const int64_t n = int64_t(entries.size());
+    if (n > kCountRows) return std::sort(entries.begin(), entries.end());
+    Entry sorted[kCountRows];  // those of equal keys are listed in order
+    entries.resize(n + kBehind);
+    sort_by_counting(entries.data(), sorted, n);
+    std::copy_n(sorted, n, entries.data());
   }
 
   // Calls add(key, position) for the keys up to a bound, in the order of rows, until it has enough.
@@ -433,47 +470,60 @@ class Select {
     }
   }
 
-  // The least `count` keys, if there are few of them: none is greater than the greatest of the least ones that as many lanes
-  // meet, and in most orders not many others are less than that. Reads the keys twice. False if there were many.
-  bool list_few(const Keys<I>& keys, int64_t count, std::vector<Entry>& entries) {
-    constexpr int64_t kLimit = 4 * kLanes<I>;  // guess: sorting more takes longer than finding the rank
-    if (count > kLanes<I> / 2 || keys.count <= kLanes<I>) return false;
-    vec<I> least = unaligned<vec<I>>(keys.at);
-    for (int64_t i = kLanes<I>; i < keys.count; i += kLanes<I>) {
-      const vec<I> x = unaligned<vec<I>>(keys.at + i);
+  // The few least keys. Of many keys only those are looked at that are not greater than the greatest of the least ones that as
+  // many lanes meet: in most orders there are not many of them. False if there are.
+  bool take_least(const Long& one, int64_t column, const Keys<int32_t>& keys, int64_t count) {
+    constexpr int kHalf = SelectPolicy::kLeast / 2;
+    const auto find = [&](int64_t n, auto&& at, int64_t* least) FASTOPS_INLINE_LAMBDA {
+      count <= kHalf ? find_least<kHalf>(n, at, count, least) : find_least<SelectPolicy::kLeast>(n, at, count, least);
+    };
+    int64_t least[SelectPolicy::kLeast];
+    if (keys.count <= SelectPolicy::kLookAtAll || count > kLanes<int32_t>) {
+      find(keys.count, [&](int64_t i) FASTOPS_INLINE_LAMBDA { return with_positions(keys.at, i); }, least);
+    } else {
+      constexpr int64_t kLimit = 4 * kLanes<int32_t>;  // guess: there are seldom more
+      int64_t few[kLimit + kLanes<int64_t>], n = 0;
+      list_up_to(keys, bound_of_least(keys, count), [&](int32_t key, int64_t i) FASTOPS_INLINE_LAMBDA {
+        few[n++] = Entry::of(key, i).bits;
+        return n < kLimit;
+      });
+      if (n == kLimit) return false;
+      std::fill_n(few + n, kLanes<int64_t>, std::numeric_limits<int64_t>::max());
+      find(n, [&](int64_t i) FASTOPS_INLINE_LAMBDA { return unaligned<vec<int64_t>>(few + i); }, least);
+    }
+    for (int64_t i = 0; i < count; ++i) least[i] &= UINT32_MAX;  // the position
+    if (!call_.sorted) std::sort(least, least + count);
+    for (int64_t i = 0; i < count; ++i) put(one, column, i, least[i]);
+    return true;
+  }
+
+  // As many keys as are wanted, or more, are not greater. There are lanes enough.
+  static int32_t bound_of_least(const Keys<int32_t>& keys, int64_t count) {
+    constexpr int kWidth = kLanes<int32_t>;
+    vec<int32_t> least = unaligned<vec<int32_t>>(keys.at);
+    for (int64_t i = kWidth; i < keys.count; i += kWidth) {
+      const auto x = unaligned<vec<int32_t>>(keys.at + i);
       least = x < least ? x : least;
     }
-    I of_lanes[kLanes<I>], ranks[kLanes<I>];
+    int32_t of_lanes[kWidth], ranks[kWidth];
     store(of_lanes, least);
-    rank_together(Keys<I>{of_lanes, kLanes<I>, 0, 0}, ranks);
+    rank_together(Keys<int32_t>{of_lanes, kWidth, 0, 0}, ranks);
     int lane = 0;
     while (ranks[lane] != count - 1) ++lane;
-    list_up_to(keys, of_lanes[lane], [&](I key, int64_t i) FASTOPS_INLINE_LAMBDA {
-      entries.push_back({key, i});
-      return int64_t(entries.size()) < kLimit;
-    });
-    const bool is_few = int64_t(entries.size()) < kLimit;
-    if (is_few) {
-      std::sort(entries.begin(), entries.end());
-      entries.resize(count);
-      if (!call_.sorted) std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.position < b.position; });
-    } else {
-      entries.clear();
-    }
-    return is_few;
+    return of_lanes[lane];
   }
 
   // What is at a position of the segment, or nothing, as element i of its results.
   void put(const Long& one, int64_t column, int64_t i, int64_t position) {
     const int64_t at = ((one.outer * segments_.num_segments + one.segment) * call_.count + i) * call_.inner + column;
-    T* values = static_cast<T*>(call_.values);
+    K* values = static_cast<K*>(call_.values);
     if (position < 0) {
-      values[at] = fill_;
+      values[at] = K(call_.fill);
       if (call_.indices) call_.indices[at] = -1;
       return;
     }
     const int64_t row = segments_.row(one.begin + position);
-    values[at] = static_cast<const T*>(call_.data)[(one.outer * segments_.num_rows + row) * call_.inner + column];
+    values[at] = static_cast<const K*>(call_.data)[(one.outer * segments_.num_rows + row) * call_.inner + column];
     if (call_.indices) call_.indices[at] = row;
   }
 };
@@ -530,13 +580,10 @@ void place_rows(const PlaceCall& call, const Pool& pool) {
 }  // namespace
 
 void select(const SelectCall& call, const Pool& pool) {
-  visit_any(call.dtype, [&](auto t) {
-    using T = typename decltype(t)::type;
-    Select<T>(call).run(pool);
-    if constexpr (is_floating<T>) {
-      if (call.selection == Selection::quantiles) interpolate<T>(call, pool);
-    }
-  });
+  visit_width(call.dtype, [&](auto k) { Select<typename decltype(k)::type>(call).run(pool); });
+  if (call.selection == Selection::quantiles) {
+    visit_floating(call.dtype, [&](auto t) { interpolate<typename decltype(t)::type>(call, pool); });
+  }
 }
 
 void place(const PlaceCall& call, const Pool& pool) {

@@ -8,6 +8,7 @@
 // longest segment that it takes; and those of a segment that all take, unless they find room in the result.
 #include "cpu/capability.h"
 
+#include "cpu/count.h"
 #include "cpu/stage.h"
 #include "cpu/vec.h"
 #include "cpu/walk.h"
@@ -21,9 +22,7 @@ namespace {
 struct SortPolicy {
   static constexpr int64_t kTileBytes = 64;        // of a row: what comes from memory together
   static constexpr int64_t kMostColumns = 16;      // guess: so many places are written at once without evicting each other
-  static constexpr int64_t kCountRows = 64;        // guess: as far as counting is quicker than counting halves and a merge
   static constexpr int64_t kRunRows = 32;          // guess: of what is merged
-  static constexpr int64_t kInsertRows = 16;       // guess: the same for wide elements, which are not compared by vectors
   static constexpr int64_t kDigitRows = 32;        // measured: from so many rows for each digit on, digits are quicker than merges
   static constexpr int kDigitBits = 8;             // guess: so many places can be written to without missing the TLB
   static constexpr int64_t kLongRows = 1 << 16;    // guess: less is not worth several threads
@@ -39,8 +38,9 @@ struct SortPolicy {
   static constexpr int64_t kTaskBytes = 1 << 13;   // guess: below this a second thread costs more than it saves
 };
 
-// Key and place in one number that is not negative, as vectors compare them.
+// Key and place in one number that is not negative.
 struct Packed {
+  static constexpr bool kDistinct = true;
   static constexpr int kPlaceBits = 31;
   int64_t bits;
 
@@ -52,66 +52,16 @@ struct Packed {
 
 // And where they do not fit.
 struct Wide {
+  static constexpr bool kDistinct = false;  // as far as vectors compare them
   uint64_t high;
   int64_t low;
 
   static FASTOPS_HD Wide of(uint64_t key, int64_t place) { return {key, place}; }
   FASTOPS_HD uint64_t key() const { return high; }
   FASTOPS_HD int64_t place() const { return low; }
+  FASTOPS_HD int64_t compared() const { return int64_t(high ^ (uint64_t(1) << 63)); }  // as vectors compare numbers, signed
   FASTOPS_HD bool operator<(const Wide& other) const { return (high < other.high) | ((high == other.high) & (low < other.low)); }
 };
-
-// Elements behind a column that may be read, though they mean nothing.
-constexpr int64_t kBehind = 2 * kLanes<int64_t>;
-
-// The ranks of kVectors vectors of elements among n: how many are smaller.
-template <int kVectors>
-FASTOPS_HD void count_smaller(const Packed* from, int64_t n, const Packed* some, int64_t* ranks) {
-  constexpr int kWidth = kLanes<int64_t>;
-  vec<int64_t> own[kVectors], rank[kVectors] = {};
-  unrolled<kVectors>([&](auto v) FASTOPS_INLINE_LAMBDA { own[v] = unaligned<vec<int64_t>>(some + v * kWidth); });
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t other = from[i].bits;
-    unrolled<kVectors>([&](auto v) FASTOPS_INLINE_LAMBDA {
-      if constexpr (kWidth == 1) {
-        rank[v] += other < own[v];
-      } else {
-        rank[v] -= other < own[v];  // all bits of a lane say yes
-      }
-    });
-  }
-  unrolled<kVectors>([&](auto v) FASTOPS_INLINE_LAMBDA { std::memcpy(ranks + v * kWidth, &rank[v], sizeof(rank[v])); });
-}
-
-// Sorts n elements, kCountRows at most.
-FASTOPS_NOINLINE void sort_by_counting(const Packed* from, Packed* to, int64_t n) {
-  constexpr int64_t kWidth = kLanes<int64_t>;
-  int64_t ranks[SortPolicy::kCountRows + 4 * kWidth];
-  for (int64_t i = 0; i < n;) {
-    const int64_t left = n - i;
-    if (left <= kWidth) {
-      count_smaller<1>(from, n, from + i, ranks + i);
-      i += kWidth;
-    } else if (left <= 2 * kWidth) {
-      count_smaller<2>(from, n, from + i, ranks + i);
-      i += 2 * kWidth;
-    } else {
-      count_smaller<4>(from, n, from + i, ranks + i);
-      i += 4 * kWidth;
-    }
-  }
-  for (int64_t i = 0; i < n; ++i) to[ranks[i]] = from[i];
-}
-
-template <class E>
-void sort_by_insertion(E* elements, int64_t n) {
-  for (int64_t i = 1; i < n; ++i) {
-    const E element = elements[i];
-    int64_t to = i;
-    for (; to > 0 && element < elements[to - 1]; --to) elements[to] = elements[to - 1];
-    elements[to] = element;
-  }
-}
 
 // Merges the sorted runs [0, middle) and [middle, n). Which of two elements is next cannot be predicted, so nothing branches
 // on it.
@@ -133,14 +83,9 @@ void merge(const E* from, int64_t middle, int64_t n, E* to) {
 // Sorts n elements of `from`, and returns which of the two arrays they are in then.
 template <class E>
 E* sort_by_merging(E* from, E* to, int64_t n) {
-  int64_t run = SortPolicy::kInsertRows;
-  if constexpr (std::is_same_v<E, Packed>) {
-    run = n <= SortPolicy::kCountRows ? SortPolicy::kCountRows : SortPolicy::kRunRows;
-    for (int64_t i = 0; i < n; i += run) sort_by_counting(from + i, to + i, std::min(run, n - i));
-    std::swap(from, to);
-  } else {
-    for (int64_t i = 0; i < n; i += run) sort_by_insertion(from + i, std::min(run, n - i));
-  }
+  int64_t run = n <= kCountRows ? kCountRows : SortPolicy::kRunRows;
+  for (int64_t i = 0; i < n; i += run) sort_by_counting(from + i, to + i, std::min(run, n - i));
+  std::swap(from, to);
   for (; run < n; run *= 2) {
     for (int64_t i = 0; i < n; i += 2 * run) merge(from + i, std::min(run, n - i), std::min(2 * run, n - i), to + i);
     std::swap(from, to);
@@ -196,7 +141,7 @@ void find_buckets(const E* elements, int64_t n, const E* last, int buckets, uint
   }
 }
 
-template <class T, class E>
+template <class K, class E>
 class SortRows final : public Visitor {
   using Policy = SortPolicy;
   struct Long {
@@ -212,7 +157,7 @@ class SortRows final : public Visitor {
     E* of(int64_t wanted) {
       if (size < wanted) {
         elements.reset();
-        elements.reset(new E[wanted]);
+        elements.reset(new E[wanted + kBehind]);
         size = wanted;
       }
       return elements.get();
@@ -221,15 +166,16 @@ class SortRows final : public Visitor {
 
   const SortCall& call_;
   const SegmentsView& segments_;
+  const KeyOrder<K> order_;
   std::vector<Room> rooms_;
 
  public:
-  explicit SortRows(const SortCall& call) : call_(call), segments_(call.segments) {}
+  explicit SortRows(const SortCall& call) : call_(call), segments_(call.segments), order_(call.dtype, call.descending) {}
 
   void run(const Pool& pool) {
-    constexpr int64_t kColumns = std::min(Policy::kMostColumns, Policy::kTileBytes / int64_t(sizeof(T)));
+    constexpr int64_t kColumns = std::min(Policy::kMostColumns, Policy::kTileBytes / int64_t(sizeof(K)));
     const int64_t positions = segments_.num_positions;
-    Cutting cut{call_.outer, call_.inner, kColumns, 0, Policy::kTaskBytes, sizeof(T)};
+    Cutting cut{call_.outer, call_.inner, kColumns, 0, Policy::kTaskBytes, sizeof(K)};
     const int64_t tasks = num_tasks(cut, segments_, pool), tiles = call_.outer * ceil_div(call_.inner, kColumns);
     cut.chunk_rows = std::max(Policy::kLongRows, tiles * positions / (Policy::kLongShare * tasks));
     rooms_.resize(tasks);
@@ -264,13 +210,13 @@ class SortRows final : public Visitor {
 
  private:
   void sort(const Tile& tile, int64_t begin, int64_t length, Room& room) {
-    const int64_t width = tile.last - tile.first, stride = length + kBehind;
-    E* spare = room.of((width + 1) * stride);
+    const int64_t width = tile.last - tile.first;
+    E* spare = room.of((width + 1) * length);
     E* columns[Policy::kMostColumns];
-    for (int64_t c = 0; c < width; ++c, spare += stride) columns[c] = spare;
+    for (int64_t c = 0; c < width; ++c, spare += length) columns[c] = spare;
     gather(tile, begin, 0, length, columns);
     for (int64_t c = 0; c < width; ++c) {
-      if (sort_elements(columns[c], spare, length, sizeof(T)) == spare) std::swap(columns[c], spare);
+      if (sort_elements(columns[c], spare, length, sizeof(K)) == spare) std::swap(columns[c], spare);
     }
     give(tile, begin, 0, length, columns);
   }
@@ -335,10 +281,10 @@ class SortRows final : public Visitor {
     pool(tasks, [&](int64_t task) {
       for (int64_t b = task * buckets / tasks; b < (task + 1) * buckets / tasks; ++b) {
         for (int64_t c = 0; c < width; ++c) {
-          const int64_t first = starts[c * bounds + b], end = starts[c * bounds + b + 1], stride = end - first + kBehind;
-          E* const elements = rooms_[task].of(2 * stride);
-          std::memcpy(elements, grouped + c * length + first, (end - first) * sizeof(E));
-          E* const sorted = sort_elements(elements, elements + stride, end - first, sizeof(T));
+          const int64_t first = starts[c * bounds + b], end = starts[c * bounds + b + 1], count = end - first;
+          E* const elements = rooms_[task].of(2 * count);
+          std::memcpy(elements, grouped + c * length + first, count * sizeof(E));
+          E* const sorted = sort_elements(elements, elements + count, count, sizeof(K));
           give({tile.outer, tile.first + c, tile.first + c + 1}, begin, first, end, &sorted);
         }
       }
@@ -348,38 +294,38 @@ class SortRows final : public Visitor {
   // The last elements of all buckets but one.
   void choose_buckets(const Tile& tile, int64_t column, int64_t begin, int64_t length, int buckets, E* last) const {
     const int64_t samples = Policy::kSamples * buckets, step = length / samples;
-    const T* data = data_of(tile) + column;
-    std::vector<E> sample(2 * samples + 2 * kBehind);
+    const K* data = data_of(tile) + column;
+    std::vector<E> sample(2 * samples + kBehind);
     for (int64_t i = 0; i < samples; ++i) {
       // Not at even steps, which a period of the data could meet.
       const int64_t place = i * step + int64_t((uint64_t(i) * 0x9e3779b97f4a7c15u >> 32) % uint64_t(step));
-      sample[i] = E::of(key_of(data[segments_.row(begin + place) * call_.inner], call_.descending), place);
+      sample[i] = E::of(order_.key(data[segments_.row(begin + place) * call_.inner]), place);
     }
-    const E* const sorted = sort_by_merging(sample.data(), sample.data() + samples + kBehind, samples);
+    const E* const sorted = sort_by_merging(sample.data(), sample.data() + samples, samples);
     for (int b = 0; b + 1 < buckets; ++b) last[b] = sorted[(b + 1) * Policy::kSamples - 1];
   }
 
-  const T* data_of(const Tile& tile) const {
-    return static_cast<const T*>(call_.data) + tile.outer * segments_.num_rows * call_.inner + tile.first;
+  const K* data_of(const Tile& tile) const {
+    return static_cast<const K*>(call_.data) + tile.outer * segments_.num_rows * call_.inner + tile.first;
   }
 
   // Rows [first, last) of a segment that begins at a position become elements.
   void gather(const Tile& tile, int64_t begin, int64_t first, int64_t last, E* const* columns) const {
-    const T* data = data_of(tile);
+    const K* data = data_of(tile);
     const int64_t inner = call_.inner, width = tile.last - tile.first, rows = last - first;
-    const bool descending = call_.descending;
+    const KeyOrder<K> order = order_;  // of its own, which no store can change
     if (width == 1 && !segments_.order) {
       E* const to = columns[0];
       data += (begin + first) * inner;
-      for (int64_t i = 0; i < rows; ++i) to[i] = E::of(key_of(data[i * inner], descending), first + i);
+      for (int64_t i = 0; i < rows; ++i) to[i] = E::of(order.key(data[i * inner]), first + i);
       return;
     }
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t position = begin + first + i;
       // A tile is too small a part of a row for the processor to see where the next one is.
       prefetch(data + segments_.row(std::min(position + kPrefetchRows, segments_.num_positions - 1)) * inner);
-      const T* const row = data + segments_.row(position) * inner;
-      for (int64_t c = 0; c < width; ++c) columns[c][i] = E::of(key_of(row[c], descending), first + i);
+      const K* const row = data + segments_.row(position) * inner;
+      for (int64_t c = 0; c < width; ++c) columns[c][i] = E::of(order.key(row[c]), first + i);
     }
   }
 
@@ -387,7 +333,7 @@ class SortRows final : public Visitor {
   void give(const Tile& tile, int64_t begin, int64_t first, int64_t last, const E* const* columns) const {
     const int64_t inner = call_.inner, width = tile.last - tile.first, rows = last - first;
     const int64_t to = (tile.outer * segments_.num_positions + begin + first) * inner + tile.first;
-    const T* const data = data_of(tile);
+    const K* const data = data_of(tile);
     int64_t* const indices = call_.indices + to;
     const auto each = [&](auto&& work) FASTOPS_INLINE_LAMBDA {
       if (width == 1) {
@@ -404,11 +350,11 @@ class SortRows final : public Visitor {
       each([&](int64_t at, const E& element, int64_t) FASTOPS_INLINE_LAMBDA { indices[at] = begin + element.place(); });
     }
     if (!call_.values) return;
-    T* const values = static_cast<T*>(call_.values) + to;
-    const bool descending = call_.descending;
+    K* const values = static_cast<K*>(call_.values) + to;
+    const KeyOrder<K> order = order_;
     each([&](int64_t at, const E& element, int64_t c) FASTOPS_INLINE_LAMBDA {
-      const auto key = key_t<T>(element.key());  // which saves a look at a row that is anywhere
-      values[at] = is_shared<T>(key, descending) ? data[indices[at] * inner + c] : element_of<T>(key, descending);
+      const K key = K(element.key());  // which saves a look at a row that is anywhere
+      values[at] = order.is_shared(key) ? data[indices[at] * inner + c] : order.bits(key);
     });
   }
 
@@ -419,8 +365,8 @@ class SortRows final : public Visitor {
       const int64_t row = segments_.row(p), to = (outer * segments_.num_positions + p) * inner;
       std::fill_n(call_.indices + to, inner, row);
       if (call_.values) {
-        std::memcpy(static_cast<T*>(call_.values) + to, static_cast<const T*>(call_.data) + (outer * segments_.num_rows + row) * inner,
-                    inner * sizeof(T));
+        std::memcpy(static_cast<K*>(call_.values) + to, static_cast<const K*>(call_.data) + (outer * segments_.num_rows + row) * inner,
+                    inner * sizeof(K));
       }
     }
   }
@@ -429,13 +375,12 @@ class SortRows final : public Visitor {
 }  // namespace
 
 void sort(const SortCall& call, const Pool& pool) {
-  visit_any(call.dtype, [&](auto t) {
-    using T = typename decltype(t)::type;
-    if (sizeof(T) == 8 || call.segments.num_positions >> Packed::kPlaceBits != 0) {
-      SortRows<T, Wide>(call).run(pool);
-    } else {
-      SortRows<T, Packed>(call).run(pool);
+  visit_width(call.dtype, [&](auto k) {
+    using K = typename decltype(k)::type;
+    if constexpr (sizeof(K) < 8) {
+      if (call.segments.num_positions >> Packed::kPlaceBits == 0) return SortRows<K, Packed>(call).run(pool);
     }
+    SortRows<K, Wide>(call).run(pool);
   });
 }
 

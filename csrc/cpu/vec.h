@@ -154,6 +154,20 @@ FASTOPS_HD V sum_lanes(const typename Vector<V, kCount>::type& lanes) {
   }
 }
 
+// And the least of them.
+template <class V, int kCount>
+FASTOPS_HD V min_lanes(const typename Vector<V, kCount>::type& lanes) {
+  if constexpr (kCount == 1) {
+    return lanes;
+  } else if constexpr (kCount == 2) {
+    return std::min(lanes[0], lanes[1]);
+  } else {
+    typename Vector<V, kCount / 2>::type halves[2];
+    std::memcpy(halves, &lanes, sizeof(lanes));
+    return min_lanes<V, kCount / 2>(halves[0] < halves[1] ? halves[0] : halves[1]);
+  }
+}
+
 // A structure of numbers for each lane as one of vectors, field by field, and back.
 template <class Vectors, class Scalars, class V>
 FASTOPS_HD Vectors of_lanes(const Scalars* lanes) {

@@ -30,18 +30,12 @@ struct SelectPolicy {
 constexpr int kDigits = 256;
 constexpr unsigned kWarp = 0xffffffffu;
 
-template <class T>
-using Word = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
+template <class K>
+using Word = std::conditional_t<sizeof(K) == 8, uint64_t, uint32_t>;
 
-template <class T>
-__device__ __forceinline__ Word<T> key_at(const SelectCall& call, int64_t slice, int64_t row, int64_t column) {
-  const T* data = static_cast<const T*>(call.data);
-  return key_of(data[(slice * call.segments.num_rows + row) * call.inner + column], call.selection == Selection::top && call.largest);
-}
-
-template <class T>
-__device__ __forceinline__ bool is_nan_key(const SelectCall& call, Word<T> key) {
-  return is_floating<T> && call.selection != Selection::top && key == key_t<T>(~key_t<T>(0));
+template <class K>
+__device__ __forceinline__ Word<K> key_at(const SelectCall& call, const KeyOrder<K>& order, int64_t slice, int64_t row, int64_t column) {
+  return order.key(static_cast<const K*>(call.data)[(slice * call.segments.num_rows + row) * call.inner + column]);
 }
 
 __device__ __forceinline__ int64_t place_of(const SelectCall& call, int64_t slice, int64_t segment, int64_t i, int64_t column) {
@@ -49,12 +43,12 @@ __device__ __forceinline__ int64_t place_of(const SelectCall& call, int64_t slic
 }
 
 // Result i of a segment: what stands in a row, or nothing for -1.
-template <class T>
-__device__ __forceinline__ void put(const SelectCall& call, T fill, int64_t slice, int64_t segment, int64_t i, int64_t column,
+template <class K>
+__device__ __forceinline__ void put(const SelectCall& call, int64_t slice, int64_t segment, int64_t i, int64_t column,
                                     int64_t row) {
   const int64_t at = place_of(call, slice, segment, i, column);
-  const T* data = static_cast<const T*>(call.data);
-  static_cast<T*>(call.values)[at] = row < 0 ? fill : data[(slice * call.segments.num_rows + row) * call.inner + column];
+  const K* data = static_cast<const K*>(call.data);
+  static_cast<K*>(call.values)[at] = row < 0 ? K(call.fill) : data[(slice * call.segments.num_rows + row) * call.inner + column];
   if (call.indices) call.indices[at] = row;
 }
 
@@ -68,15 +62,15 @@ __device__ __forceinline__ int64_t wanted_rank(const SelectCall& call, int64_t l
 }
 
 // Results of selections that look at no key. One thread takes one segment and column.
-template <class T>
-__global__ void __launch_bounds__(SelectPolicy::kThreads) select_end_kernel(SelectCall call, T fill) {
+template <class K>
+__global__ void __launch_bounds__(SelectPolicy::kThreads) select_end_kernel(SelectCall call) {
   const int64_t units = call.outer * call.segments.num_segments * call.inner, step = int64_t(gridDim.x) * blockDim.x;
   for (int64_t unit = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; unit < units; unit += step) {
     const int64_t column = unit % call.inner, stacked = unit / call.inner;
     const int64_t slice = stacked / call.segments.num_segments, segment = stacked % call.segments.num_segments;
     const int64_t begin = call.segments.begin(segment), end = call.segments.end(segment, begin);
     const int64_t position = call.selection == Selection::first ? begin : end - 1;
-    put(call, fill, slice, segment, 0, column, end > begin ? call.segments.row(position) : -1);
+    put<K>(call, slice, segment, 0, column, end > begin ? call.segments.row(position) : -1);
   }
 }
 
@@ -89,26 +83,27 @@ __device__ __forceinline__ V over_lanes(V value, int first, int end, Combine&& c
 
 // A segment of at most kChunk rows, as the lane that has its rows lane_row, lane_row + rows, ... of a column sees it. A warp has
 // several such groups of lanes, `columns` neighbouring columns of one segment and perhaps more segments.
-template <class T>
+template <class K>
 struct WarpColumn {
   static constexpr int kKept = SelectPolicy::kKeptKeys;
 
   const SelectCall& call;
+  const KeyOrder<K>& order;
   int64_t slice, begin, column;
   int length, longest;  // rows of the segment, and of the longest one that the warp has
   int columns, rows, lane_row;
   unsigned lanes;  // of the group
-  Word<T> kept[kKept];
+  Word<K> kept[kKept];
 
   // The element of a rank, as far as it must be known: it has the bits of `known` under `mask`, and `skip` such elements stand
   // before it.
   struct Found {
-    Word<T> known, mask;
+    Word<K> known, mask;
     int skip;
   };
 
   __device__ __forceinline__ int64_t row(int i) const { return call.segments.row(begin + i); }
-  __device__ __forceinline__ Word<T> key(int i) const { return key_at<T>(call, slice, row(i), column); }
+  __device__ __forceinline__ Word<K> key(int i) const { return key_at(call, order, slice, row(i), column); }
 
   __device__ __forceinline__ void keep() {
 #pragma unroll
@@ -134,19 +129,19 @@ struct WarpColumn {
   }
 
   __device__ Found find(int rank) const {
-    Word<T> all = ~Word<T>(0), any = 0;
-    for_each_key([&](Word<T> x) { all &= x, any |= x; });
-    all = over_group(all, [](Word<T> a, Word<T> b) { return a & b; });
-    any = over_group(any, [](Word<T> a, Word<T> b) { return a | b; });
+    Word<K> all = ~Word<K>(0), any = 0;
+    for_each_key([&](Word<K> x) { all &= x, any |= x; });
+    all = over_group(all, [](Word<K> a, Word<K> b) { return a & b; });
+    any = over_group(any, [](Word<K> a, Word<K> b) { return a | b; });
     // Bits that differ in some group of the warp.
-    const Word<T> varying = over_lanes(Word<T>(length > 0 ? all ^ any : 0), 1, 32, [](Word<T> a, Word<T> b) { return a | b; });
-    Found found{all, ~Word<T>(0), 0};
+    const Word<K> varying = over_lanes(Word<K>(length > 0 ? all ^ any : 0), 1, 32, [](Word<K> a, Word<K> b) { return a | b; });
+    Found found{all, ~Word<K>(0), 0};
     int low = 0, high = length;
-    for (Word<T> bit = Word<T>(1) << (8 * sizeof(T) - 1); bit > 0; bit >>= 1) {
+    for (Word<K> bit = Word<K>(1) << (8 * sizeof(K) - 1); bit > 0; bit >>= 1) {
       if (!(varying & bit)) continue;
-      const Word<T> above = ~(bit - 1), trial = (found.known & above) | bit;
+      const Word<K> above = ~(bit - 1), trial = (found.known & above) | bit;
       int less = 0;
-      for_each_key([&](Word<T> x) { less += x < trial; });
+      for_each_key([&](Word<K> x) { less += x < trial; });
       less = over_group(less, [](int a, int b) { return a + b; });
       if (less <= rank) {
         found.known |= bit, low = less;
@@ -162,10 +157,10 @@ struct WarpColumn {
     return found;
   }
 
-  __device__ Word<T> greatest() const {
-    Word<T> greatest = 0;
-    for_each_key([&](Word<T> x) { greatest = max(greatest, x); });
-    return over_group(greatest, [](Word<T> a, Word<T> b) { return max(a, b); });
+  __device__ Word<K> greatest() const {
+    Word<K> greatest = 0;
+    for_each_key([&](Word<K> x) { greatest = max(greatest, x); });
+    return over_group(greatest, [](Word<K> a, Word<K> b) { return max(a, b); });
   }
 
   // The row of what was found.
@@ -190,7 +185,7 @@ struct WarpColumn {
     int skip = found.skip, filled = 0;
     for (int i = 0; i < longest; i += rows) {
       const bool inside = i + lane_row < length;
-      const Word<T> x = inside ? key(i + lane_row) & found.mask : 0, last = found.known & found.mask;
+      const Word<K> x = inside ? key(i + lane_row) & found.mask : 0, last = found.known & found.mask;
       const unsigned matches = __ballot_sync(kWarp, inside && x == last) & lanes;
       const bool taken = inside && (x < last || (x == last && __popc(matches & before) <= skip));
       const unsigned all = __ballot_sync(kWarp, taken) & lanes;
@@ -202,9 +197,9 @@ struct WarpColumn {
 };
 
 // A warp takes `columns` columns of 32 / (rows * columns) segments; both are powers of two.
-template <class T>
+template <class K>
 __global__ void __launch_bounds__(SelectPolicy::kThreads)
-    select_short_kernel(SelectCall call, T fill, int columns, int rows, int64_t* listed) {
+    select_short_kernel(SelectCall call, KeyOrder<K> order, int columns, int rows, int64_t* listed) {
   const int lane = threadIdx.x % 32, lanes_of_segment = rows * columns, in_segment = lane % lanes_of_segment;
   unsigned lanes = 0;
   for (int r = 0; r < rows; ++r) lanes |= 1u << (lane - in_segment + r * columns + lane % columns);
@@ -221,21 +216,21 @@ __global__ void __launch_bounds__(SelectPolicy::kThreads)
     const int longest = over_lanes(length, 1, 32, [](int a, int b) { return max(a, b); });
     const int64_t wanted = unit % tiles * columns + lane % columns, column = min(wanted, call.inner - 1);
     const bool is_real = is_mine && wanted < call.inner;  // the lanes of others keep company
-    WarpColumn<T> here{call, slice, begin, column, length, longest, columns, rows, in_segment / columns, lanes, {}};
+    WarpColumn<K> here{call, order, slice, begin, column, length, longest, columns, rows, in_segment / columns, lanes, {}};
     here.keep();
     if (call.selection == Selection::top) {
       here.list(here.find(int(wanted_rank(call, length, 0))), listed + place_of(call, slice, segment, 0, column), call.inner, is_real);
       continue;
     }
-    const Word<T> greatest = here.greatest();  // no lane goes its own way before the last vote
-    const bool has_nan = length > 0 && is_nan_key<T>(call, greatest);
+    const Word<K> greatest = here.greatest();  // no lane goes its own way before the last vote
+    const bool has_nan = length > 0 && order.is_nan(K(greatest));
     for (int64_t i = 0; i < call.count; ++i) {
       const int64_t rank = wanted_rank(call, length, i);
       auto found = here.find(int(max(rank, int64_t(0))));
       if (call.selection == Selection::median) found.skip = 0;
-      if (has_nan) found = {key_t<T>(~key_t<T>(0)), ~Word<T>(0), 0};
+      if (has_nan) found = {K(~K(0)), ~Word<K>(0), 0};
       const int64_t row = here.locate(found);
-      if (is_real && in_segment < columns) put(call, fill, slice, segment, i, column, length == 0 || (rank < 0 && !has_nan) ? -1 : row);
+      if (is_real && in_segment < columns) put<K>(call, slice, segment, i, column, length == 0 || (rank < 0 && !has_nan) ? -1 : row);
     }
   }
 }
@@ -320,8 +315,8 @@ __device__ __forceinline__ void for_each_part(const SelectCall& call, const Long
   }
 }
 
-template <class T>
-__global__ void __launch_bounds__(SelectPolicy::kThreads) histogram_kernel(SelectCall call, LongSegments longs, Pass pass, int columns) {
+template <class K>
+__global__ void __launch_bounds__(SelectPolicy::kThreads) histogram_kernel(SelectCall call, KeyOrder<K> order, LongSegments longs, Pass pass, int columns) {
   __shared__ unsigned counts[SelectPolicy::kWindowColumns * kDigits];
   for_each_part(call, longs, columns, [&](const WindowPart& part, int64_t slice, int64_t first_column) {
     for (int i = threadIdx.x; i < columns * kDigits; i += blockDim.x) counts[i] = 0;
@@ -333,12 +328,12 @@ __global__ void __launch_bounds__(SelectPolicy::kThreads) histogram_kernel(Selec
       bool has_nan = false;
       if (state.rank >= 0) {
         for (int64_t position = part.first + threadIdx.x / columns; position < part.last; position += rows) {
-          const Word<T> key = key_at<T>(call, slice, call.segments.row(position), column);
+          const Word<K> key = key_at(call, order, slice, call.segments.row(position), column);
           const uint64_t word = pass.of_position ? uint64_t(position - part.begin) : uint64_t(key);
           const uint64_t known = pass.of_position ? state.position : state.key;
           if (pass.of_position && key != state.key) continue;
           if (!pass.is_first && ((word ^ known) >> pass.shift >> 8) != 0) continue;
-          if (pass.is_first && is_nan_key<T>(call, key)) has_nan = true;
+          if (pass.is_first && call.selection != Selection::top && order.is_nan(K(key))) has_nan = true;
           atomicAdd(&counts[own * kDigits + int(word >> pass.shift & (kDigits - 1))], 1u);
         }
       }
@@ -410,8 +405,8 @@ __global__ void __launch_bounds__(SelectPolicy::kThreads)
 }
 
 // Result i of long segments. One thread takes one slot and column.
-template <class T>
-__global__ void __launch_bounds__(SelectPolicy::kThreads) put_long_kernel(SelectCall call, LongSegments longs, T fill, int64_t i) {
+template <class K>
+__global__ void __launch_bounds__(SelectPolicy::kThreads) put_long_kernel(SelectCall call, LongSegments longs, int64_t i) {
   const int64_t units = call.outer * longs.slots * call.inner, step = int64_t(gridDim.x) * blockDim.x;
   for (int64_t unit = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; unit < units; unit += step) {
     const int64_t segment = longs.segment[unit / call.inner % longs.slots];
@@ -419,15 +414,15 @@ __global__ void __launch_bounds__(SelectPolicy::kThreads) put_long_kernel(Select
     const State state = longs.state[unit];
     const int64_t begin = call.segments.begin(segment), length = call.segments.end(segment, begin) - begin;
     const bool is_there = state.rank >= 0 && int64_t(state.position) < length;
-    put(call, fill, unit / call.inner / longs.slots, segment, i, unit % call.inner,
+    put<K>(call, unit / call.inner / longs.slots, segment, i, unit % call.inner,
         is_there ? call.segments.row(begin + int64_t(state.position)) : -1);
   }
 }
 
 // The rows of long segments up to the last one of `top`, listed in any order.
-template <class T>
+template <class K>
 __global__ void __launch_bounds__(SelectPolicy::kThreads)
-    list_long_kernel(SelectCall call, LongSegments longs, int columns, int64_t* listed) {
+    list_long_kernel(SelectCall call, KeyOrder<K> order, LongSegments longs, int columns, int64_t* listed) {
   for_each_part(call, longs, columns, [&](const WindowPart& part, int64_t slice, int64_t first_column) {
     const int64_t column = first_column + threadIdx.x % columns, state_at = longs.at(call, slice, part.slot, column);
     if (column >= call.inner) return;
@@ -435,7 +430,7 @@ __global__ void __launch_bounds__(SelectPolicy::kThreads)
     const int64_t segment = longs.segment[part.slot];
     for (int64_t position = part.first + threadIdx.x / columns; position < part.last; position += blockDim.x / columns) {
       const int64_t row = call.segments.row(position);
-      const uint64_t key = key_at<T>(call, slice, row, column);
+      const uint64_t key = key_at(call, order, slice, row, column);
       if (key > last.key || (key == last.key && uint64_t(position - part.begin) > last.position)) continue;
       const int64_t place = int64_t(atomicAdd(&longs.listed[state_at], 1ull));
       if (place < call.count) listed[place_of(call, slice, segment, place, column)] = row;
@@ -444,15 +439,15 @@ __global__ void __launch_bounds__(SelectPolicy::kThreads)
 }
 
 // Puts the listed rows into their order: each goes behind those of the list that come before it. One thread takes one place.
-template <class T>
-__global__ void __launch_bounds__(SelectPolicy::kThreads) order_list_kernel(SelectCall call, T fill, const int64_t* listed) {
+template <class K>
+__global__ void __launch_bounds__(SelectPolicy::kThreads) order_list_kernel(SelectCall call, KeyOrder<K> order, const int64_t* listed) {
   const int64_t units = call.outer * call.segments.num_segments * call.count * call.inner, step = int64_t(gridDim.x) * blockDim.x;
   for (int64_t unit = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; unit < units; unit += step) {
     const int64_t column = unit % call.inner, i = unit / call.inner % call.count, stacked = unit / call.inner / call.count;
     const int64_t slice = stacked / call.segments.num_segments, segment = stacked % call.segments.num_segments;
     const int64_t begin = call.segments.begin(segment), count = min(call.count, call.segments.end(segment, begin) - begin);
     if (i >= count) {
-      put(call, fill, slice, segment, i, column, -1);
+      put<K>(call, slice, segment, i, column, -1);
       continue;
     }
     const int64_t* const list = listed + place_of(call, slice, segment, 0, column);
@@ -461,14 +456,14 @@ __global__ void __launch_bounds__(SelectPolicy::kThreads) order_list_kernel(Sele
       return uint64_t(row) < uint64_t(call.segments.num_rows) ? row : 0;  // where offsets are wrong, the list may have gaps
     };
     const int64_t row = row_at(i);
-    const Word<T> key = key_at<T>(call, slice, row, column);
+    const Word<K> key = key_at(call, order, slice, row, column);
     int64_t rank = 0;
     for (int64_t k = 0; k < count; ++k) {
       const int64_t other_row = row_at(k);
-      const Word<T> other = call.sorted ? key_at<T>(call, slice, other_row, column) : key;
+      const Word<K> other = call.sorted ? key_at(call, order, slice, other_row, column) : key;
       rank += other < key || (other == key && other_row < row);
     }
-    put(call, fill, slice, segment, rank, column, row);
+    put<K>(call, slice, segment, rank, column, row);
   }
 }
 
@@ -524,21 +519,22 @@ int power_of_two(int64_t inner, int limit) {
   return columns;
 }
 
-template <class T>
-void select_typed(const SelectCall& call, T fill, unsigned char* workspace, cudaStream_t stream) {
+template <class K>
+void select_wide(const SelectCall& call, unsigned char* workspace, cudaStream_t stream) {
   constexpr int kThreads = SelectPolicy::kThreads;
   const SegmentsView& segments = call.segments;
   const int64_t all = call.outer * segments.num_segments;
   if (call.selection == Selection::first || call.selection == Selection::last) {
-    select_end_kernel<T><<<blocks_for(all * call.inner, kThreads), kThreads, 0, stream>>>(call, fill);
+    select_end_kernel<K><<<blocks_for(all * call.inner, kThreads), kThreads, 0, stream>>>(call);
     return check(cudaGetLastError());
   }
+  const KeyOrder<K> order(call.dtype, call.selection == Selection::top && call.largest);
   const Layout layout(call);
   int64_t* const listed = reinterpret_cast<int64_t*>(workspace + layout.listed);
   const int columns = power_of_two(call.inner, 32);
   const int rows = power_of_two(std::max<int64_t>(segments.num_positions / segments.num_segments, SelectPolicy::kLeastRows), 32 / columns);
   const int64_t warps = ceil_div(all, 32 / (rows * columns)) * ceil_div(call.inner, columns);
-  select_short_kernel<T><<<blocks_for(warps, kThreads / 32), kThreads, 0, stream>>>(call, fill, columns, rows, listed);
+  select_short_kernel<K><<<blocks_for(warps, kThreads / 32), kThreads, 0, stream>>>(call, order, columns, rows, listed);
   check(cudaGetLastError());
 
   if (layout.slots > 0) {
@@ -559,35 +555,29 @@ void select_typed(const SelectCall& call, T fill, unsigned char* workspace, cuda
     const int64_t states = call.outer * layout.slots * call.inner;
     int position_bytes = 1;
     while (uint64_t(segments.num_positions - 1) >> (8 * position_bytes) != 0) ++position_bytes;
-    const uint64_t nan_key = key_t<T>(~key_t<T>(0));
+    const uint64_t nan_key = K(~K(0));
     const int64_t rounds = call.selection == Selection::top ? 1 : call.count;
     for (int64_t i = 0; i < rounds; ++i) {
-      for (int byte = 0; byte < int(sizeof(T)) + position_bytes; ++byte) {
-        const bool of_position = byte >= int(sizeof(T));
-        const int behind = (of_position ? int(sizeof(T)) + position_bytes : int(sizeof(T))) - 1 - byte;
+      for (int byte = 0; byte < int(sizeof(K)) + position_bytes; ++byte) {
+        const bool of_position = byte >= int(sizeof(K));
+        const int behind = (of_position ? int(sizeof(K)) + position_bytes : int(sizeof(K))) - 1 - byte;
         const Pass pass{of_position, byte == 0, 8 * behind};
-        histogram_kernel<T><<<blocks_for(windows, 1), kThreads, 0, stream>>>(call, longs, pass, window_columns);
+        histogram_kernel<K><<<blocks_for(windows, 1), kThreads, 0, stream>>>(call, order, longs, pass, window_columns);
         check(cudaGetLastError());
         pick_digit_kernel<<<blocks_for(states, kThreads / 32), kThreads, 0, stream>>>(call, longs, pass, !of_position && behind == 0,
                                                                                       nan_key, i);
         check(cudaGetLastError());
       }
       if (call.selection == Selection::top) {
-        list_long_kernel<T><<<blocks_for(windows, 1), kThreads, 0, stream>>>(call, longs, window_columns, listed);
+        list_long_kernel<K><<<blocks_for(windows, 1), kThreads, 0, stream>>>(call, order, longs, window_columns, listed);
       } else {
-        put_long_kernel<T><<<blocks_for(states, kThreads), kThreads, 0, stream>>>(call, longs, fill, i);
+        put_long_kernel<K><<<blocks_for(states, kThreads), kThreads, 0, stream>>>(call, longs, i);
       }
       check(cudaGetLastError());
     }
   }
-  if constexpr (is_floating<T>) {
-    if (call.selection == Selection::quantiles) {
-      interpolate_kernel<T><<<blocks_for(all * call.count * call.inner, kThreads), kThreads, 0, stream>>>(call);
-      check(cudaGetLastError());
-    }
-  }
   if (call.selection == Selection::top) {
-    order_list_kernel<T><<<blocks_for(all * call.count * call.inner, kThreads), kThreads, 0, stream>>>(call, fill, listed);
+    order_list_kernel<K><<<blocks_for(all * call.count * call.inner, kThreads), kThreads, 0, stream>>>(call, order, listed);
     check(cudaGetLastError());
   }
 }
@@ -608,15 +598,6 @@ __global__ void __launch_bounds__(SelectPolicy::kThreads) place_kernel(PlaceCall
   }
 }
 
-template <class T>
-T fill_of(const SelectCall& call) {
-  if constexpr (is_floating<T>) {
-    return store_as<T>(compute_t<T>(call.fill));
-  } else {
-    return T(call.fill_integer);
-  }
-}
-
 }  // namespace
 
 size_t select_workspace(const SelectCall& call) {
@@ -625,9 +606,15 @@ size_t select_workspace(const SelectCall& call) {
 
 void select(const SelectCall& call, void* workspace, cudaStream_t stream) {
   if (call.outer * call.segments.num_segments * call.count * call.inner == 0) return;
-  visit_any(call.dtype, [&](auto t) {
-    using T = typename decltype(t)::type;
-    select_typed<T>(call, fill_of<T>(call), static_cast<unsigned char*>(workspace), stream);
+  visit_width(call.dtype, [&](auto k) {
+    select_wide<typename decltype(k)::type>(call, static_cast<unsigned char*>(workspace), stream);
+  });
+  if (call.selection != Selection::quantiles) return;
+  const int64_t results = call.outer * call.segments.num_segments * call.count * call.inner;
+  visit_floating(call.dtype, [&](auto t) {
+    interpolate_kernel<typename decltype(t)::type>
+        <<<blocks_for(results, SelectPolicy::kThreads), SelectPolicy::kThreads, 0, stream>>>(call);
+    check(cudaGetLastError());
   });
 }
 

@@ -66,16 +66,17 @@ __device__ __forceinline__ uint64_t group_of(const Batch& batch, uint32_t sequen
   return sequence * uint64_t(batch.call.segments.num_segments) + uint64_t(segment_at(batch.call.segments, position));
 }
 
-template <class T>
-__global__ void __launch_bounds__(SortPolicy::kThreads) make_elements_kernel(Batch batch, uint64_t* keys, uint32_t* numbers) {
+template <class K>
+__global__ void __launch_bounds__(SortPolicy::kThreads)
+    make_elements_kernel(Batch batch, KeyOrder<K> order, uint64_t* keys, uint32_t* numbers) {
   const SegmentsView& segments = batch.call.segments;
   const int64_t step = int64_t(gridDim.x) * blockDim.x;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < batch.elements; i += step) {
     const uint32_t position = uint32_t(i) / batch.count, sequence = uint32_t(i) - position * batch.count;
     const int64_t at = batch.begin_of(sequence, segments.num_rows) + segments.row(position) * batch.call.inner;
-    uint64_t key = key_of(static_cast<const T*>(batch.call.data)[at], batch.call.descending);
-    if constexpr (sizeof(T) < 8) {
-      if (batch.with_key) key |= group_of(batch, sequence, position) << (8 * sizeof(T));
+    uint64_t key = order.key(static_cast<const K*>(batch.call.data)[at]);
+    if constexpr (sizeof(K) < 8) {
+      if (batch.with_key) key |= group_of(batch, sequence, position) << (8 * sizeof(K));
     }
     keys[i] = key;
     numbers[i] = uint32_t(i);
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(SortPolicy::kThreads)
 }
 
 // The results, in the order in which they stand in memory.
-template <class Bits>
+template <class K>
 __global__ void __launch_bounds__(SortPolicy::kThreads) give_rows_kernel(Batch batch, const uint32_t* numbers) {
   const SegmentsView& segments = batch.call.segments;
   const int64_t step = int64_t(gridDim.x) * blockDim.x;
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(SortPolicy::kThreads) give_rows_kernel(Batch b
     batch.call.indices[to] = row;
     if (batch.call.values) {
       const int64_t from = batch.begin_of(sequence, segments.num_rows) + row * batch.call.inner;
-      static_cast<Bits*>(batch.call.values)[to] = static_cast<const Bits*>(batch.call.data)[from];
+      static_cast<K*>(batch.call.values)[to] = static_cast<const K*>(batch.call.data)[from];
     }
   }
 }
@@ -141,7 +142,7 @@ struct Layout {
   }
 };
 
-template <class T>
+template <class K>
 void sort_batch(const Batch& batch, Layout& layout, unsigned char* workspace, cudaStream_t stream) {
   const auto part = [&](auto* type, size_t at) { return reinterpret_cast<decltype(type)>(workspace + at); };
   uint64_t* const a_key = nullptr;
@@ -153,12 +154,13 @@ void sort_batch(const Batch& batch, Layout& layout, unsigned char* workspace, cu
     check(cub::DeviceRadixSort::SortPairs(workspace + layout.sort, layout.sort_bytes, keys, numbers, batch.elements, 0, bits,
                                           stream));
   };
-  constexpr int kKeyBits = 8 * sizeof(T), kThreads = SortPolicy::kThreads;
+  constexpr int kKeyBits = 8 * sizeof(K), kThreads = SortPolicy::kThreads;
   const int group_bits = bits_for(uint64_t(batch.count) * std::max<int64_t>(batch.call.segments.num_segments, 1));
   Batch marked = batch;
   marked.with_key = kKeyBits + group_bits <= 64;
   const unsigned blocks = blocks_for(batch.elements, kThreads);
-  make_elements_kernel<T><<<blocks, kThreads, 0, stream>>>(marked, keys.Current(), numbers.Current());
+  make_elements_kernel<K><<<blocks, kThreads, 0, stream>>>(marked, {batch.call.dtype, batch.call.descending}, keys.Current(),
+                                                           numbers.Current());
   check(cudaGetLastError());
   sort_by_bits(marked.with_key ? kKeyBits + group_bits : kKeyBits);
   if (!marked.with_key) {
@@ -166,7 +168,7 @@ void sort_batch(const Batch& batch, Layout& layout, unsigned char* workspace, cu
     check(cudaGetLastError());
     sort_by_bits(group_bits);
   }
-  give_rows_kernel<key_t<T>><<<blocks, kThreads, 0, stream>>>(batch, numbers.Current());
+  give_rows_kernel<K><<<blocks, kThreads, 0, stream>>>(batch, numbers.Current());
   check(cudaGetLastError());
 }
 
@@ -178,12 +180,12 @@ size_t sort_workspace(const SortCall& call) {
 
 void sort(const SortCall& call, void* workspace, cudaStream_t stream) {
   Layout layout(call);
-  visit_any(call.dtype, [&](auto t) {
-    using T = typename decltype(t)::type;
+  visit_width(call.dtype, [&](auto k) {
+    using K = typename decltype(k)::type;
     for (int64_t first = 0; first < layout.sequences && layout.batch > 0; first += layout.batch) {
       const int64_t count = std::min(layout.batch, layout.sequences - first);
       const Batch batch{call, first, uint32_t(count), uint32_t(count * call.segments.num_positions), false};
-      sort_batch<T>(batch, layout, static_cast<unsigned char*>(workspace), stream);
+      sort_batch<K>(batch, layout, static_cast<unsigned char*>(workspace), stream);
     }
   });
 }

@@ -142,20 +142,32 @@ inline void check_index_tensor(const char* op, const char* argument, const Tenso
   TORCH_CHECK_VALUE(tensor.dim() == 1, op, ": ", argument, " must have 1 dimension, but got ", tensor.dim());
 }
 
-// Integers fill with integers: 0.5 or NaN have no meaning there.
-template <class Call>
-void set_fill(const char* op, Call& call, const at::Scalar& fill, ScalarType type) {
+// As a floating number, and as an integer: integers fill with integers, since 0.5 or NaN have no meaning there.
+inline std::pair<double, int64_t> fill_as(const char* op, const at::Scalar& fill, ScalarType type) {
   TORCH_CHECK_TYPE(!fill.isComplex(), op, ": fill_value must be a real number, but got a complex one");
-  call.fill = fill.toDouble();
-  if (is_floating(type)) return;
+  const double number = fill.toDouble();
+  if (is_floating(type)) return {number, 0};
+  int64_t integer = 0;
   if (fill.isFloatingPoint()) {
-    TORCH_CHECK_VALUE(call.fill == std::trunc(call.fill) && std::abs(call.fill) < 9.2e18, op, ": fill_value must be an integer for ",
-                      name_of(type), " results, but got ", call.fill);
-    call.fill_integer = int64_t(call.fill);
+    TORCH_CHECK_VALUE(number == std::trunc(number) && std::abs(number) < 9.2e18, op, ": fill_value must be an integer for ",
+                      name_of(type), " results, but got ", number);
+    integer = int64_t(number);
   } else {
-    call.fill_integer = fill.toLong();
+    integer = fill.toLong();
   }
-  if (type == at::kBool) call.fill_integer = call.fill_integer != 0;
+  return {number, type == at::kBool ? integer != 0 : integer};
+}
+
+// The bits of an element that is the fill value.
+inline uint64_t fill_bits(const char* op, const at::Scalar& fill, ScalarType type) {
+  const auto [number, integer] = fill_as(op, fill, type);
+  switch (type) {
+    case at::kHalf: return to_half(float(number)).bits;
+    case at::kBFloat16: return to_bfloat16(float(number)).bits;
+    case at::kFloat: return bit_cast<uint32_t>(float(number));
+    case at::kDouble: return bit_cast<uint64_t>(number);
+    default: return uint64_t(integer);
+  }
 }
 
 inline IndexArray array_of(const Tensor& tensor) { return {tensor.const_data_ptr(), tensor.scalar_type() == at::kLong}; }

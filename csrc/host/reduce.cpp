@@ -33,7 +33,7 @@ Pair reduce(const char* op, const Tensor& data, const Grouping& grouping, int64_
   ReduceCall call{};
   Tensor out, extra;
   if (wanted.out != ScalarType::Undefined) {
-    set_fill(op, call, fill, wanted.out);
+    std::tie(call.fill, call.fill_integer) = fill_as(op, fill, wanted.out);
     out = empty_resized(data, shape.dim, shape.num_segments, wanted.out);
   }
   if (wanted.extra) extra = empty_resized(data, shape.dim, shape.num_segments, at::kLong);

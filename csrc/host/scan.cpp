@@ -46,9 +46,11 @@ TensorPair scan(Scan kind, const Tensor& data, const Tensor& factors, const Grou
   if (data.is_meta()) return {out, rows};
 
   const HeldGrouping held(grouping, shape);
-  const Tensor given = data.contiguous(), by = factors.defined() ? factors.contiguous() : factors;
+  // Kernels count 32 bits and more: what is narrower is rarely scanned, and they would be compiled for four types more.
+  const ScalarType read = counts && type != at::kLong ? at::kInt : type;
+  const Tensor given = data.to(read).contiguous(), by = factors.defined() ? factors.contiguous() : factors;
   const ScanCall call{kind,
-                      *dtype_of(type),
+                      *dtype_of(read),
                       given.const_data_ptr(),
                       by.defined() ? by.const_data_ptr() : nullptr,
                       out.mutable_data_ptr(),

@@ -36,7 +36,7 @@ TensorPair select(const char* op, const Tensor& data, const Grouping& grouping, 
   check_dtype(op, "data", data.scalar_type(), false);
   const Shape shape = check_grouping(op, "data", data, grouping, dim);
   SelectCall call{};
-  set_fill(op, call, fill, data.scalar_type());
+  call.fill = fill_bits(op, fill, data.scalar_type());
   c10::SmallVector<SymInt, 6> sizes(data.sym_sizes().begin(), data.sym_sizes().end());
   sizes[shape.dim] = shape.num_segments;
   if (wanted.count) sizes.insert(sizes.begin() + shape.dim + 1, *wanted.count);
