@@ -11,10 +11,10 @@ namespace fastops {
 template <class K>
 class KeyOrder {
   static constexpr K kSign = K(K(1) << (8 * sizeof(K) - 1));
-  K minus_zero_ = 0;         // what becomes 0
-  K greatest_ = K(~K(0));    // bits of the greatest number, without the sign: what is beyond is NaN
-  K flipped_ = 0;            // bits that are flipped in negative numbers, where they count backwards
-  K turned_ = 0;             // and in all
+  K minus_zero_ = 0;       // what becomes 0
+  K infinity_ = K(~K(0));  // what is beyond is NaN, whatever its sign
+  K flipped_ = 0;          // bits that are flipped in negative numbers, which count backwards
+  K turned_ = 0;           // and in all
   K complement_ = 0;
   bool floating_ = false;
 
@@ -23,7 +23,7 @@ class KeyOrder {
     if (floating_) {
       const int mantissa = dtype == DType::f64 ? 52 : dtype == DType::f32 ? 23 : dtype == DType::bf16 ? 7 : 10;
       minus_zero_ = kSign;
-      greatest_ = K(K(~kSign) >> mantissa << mantissa);
+      infinity_ = K(K(~kSign) >> mantissa << mantissa);
       flipped_ = K(~K(0));
     }
     if (dtype != DType::u8 && dtype != DType::b8) turned_ = kSign;
@@ -33,7 +33,7 @@ class KeyOrder {
     const K known = bits == minus_zero_ ? K(0) : bits;
     // Without a branch, as no sign can be predicted.
     const K key = K(known ^ K(K(K(K(0) - K(known >> (8 * sizeof(K) - 1))) & flipped_) | turned_));
-    return K((K(bits & K(~kSign)) > greatest_ ? K(~K(0)) : key) ^ complement_);
+    return K((K(bits & K(~kSign)) > infinity_ ? K(~K(0)) : key) ^ complement_);
   }
 
   // The way back. Zeros share a key, and so do NaNs: true for keys of which only the element itself can tell.

@@ -3,8 +3,9 @@
 // A segment's elements are brought together as keys (keys.h), a column behind the other. The key of a rank is found bit by
 // bit from the top, by counting how many keys are less than a trial: passes of vectors over keys that stay in the caches, as
 // many as it takes to tell one key from the others. Many keys are first made few by a histogram of their leading bits. What
-// has that key, or less, is then looked up in the order of rows. A thread takes segments; a very long one is taken by all
-// threads. Bytes moved for each element: it is read once, and the rest happens in the caches unless the segment is long.
+// has that key, or less, is then looked up in the order of rows. The few least keys are found without a rank, in one pass in
+// which each lane keeps its own least ones. A thread takes segments; a very long one is taken by all threads. Bytes moved for
+// each element: it is read once, and the rest happens in the caches unless the segment is long.
 #include "cpu/capability.h"
 
 #include "cpu/count.h"
