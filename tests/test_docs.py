@@ -10,7 +10,16 @@ import torch
 
 import fastops
 
-MODULES = ("fastops", "fastops.move", "fastops.reduce", "fastops.registry", "fastops.segments", "fastops.select", "fastops.testing")
+MODULES = (
+    "fastops",
+    "fastops._offload",
+    "fastops.move",
+    "fastops.reduce",
+    "fastops.registry",
+    "fastops.segments",
+    "fastops.select",
+    "fastops.testing",
+)
 
 
 @pytest.mark.parametrize("name", MODULES)
