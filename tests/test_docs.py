@@ -14,6 +14,7 @@ MODULES = (
     "fastops",
     "fastops._offload",
     "fastops.move",
+    "fastops.placement",
     "fastops.reduce",
     "fastops.registry",
     "fastops.segments",

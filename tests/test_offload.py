@@ -224,7 +224,7 @@ def test_words_of_a_cuda_budget(cuda):
         (IndexError, r"segment_sum: dim must be in \[-1, 0\], but got 1", {"dim": 1}),
         (TypeError, "segment_sum: dtype must be a torch.dtype, but got str", {"dtype": "float32"}),
         (ValueError, r"segment_sum: weight must have the shape of data from dim 0 on, \[7\], but got \[6\]", {"weight": DATA[:6]}),
-        (fastops.DeviceMismatchError, "segment_sum: data must be in host memory to be offloaded, but got meta", {"data": DATA.to("meta")}),
+        (fastops.DeviceMismatchError, "segment_sum: data must be in host memory, but got meta; call the operation itself where it is", {"data": DATA.to("meta")}),
         (fastops.DeviceMismatchError, r"segment_sum: offsets must be on the device of data \(cpu\)", {"segments": OFFSETS.to("meta")}),
         (RuntimeError, "segment_sum: data must need no gradient to be offloaded", {"data": DATA.clone().requires_grad_()}),
         (RuntimeError, "segment_sum: weight must need no gradient to be offloaded", {"weight": DATA.clone().requires_grad_()}),

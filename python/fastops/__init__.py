@@ -73,9 +73,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from . import jit, nn, reference, registry, testing
+    from . import jit, nn, placement, reference, registry, testing
 
-_LAZY = ("jit", "nn", "reference", "registry", "testing")
+_LAZY = ("jit", "nn", "placement", "reference", "registry", "testing")
 
 
 def __getattr__(name: str) -> _Any:

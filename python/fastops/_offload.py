@@ -356,7 +356,7 @@ def _in_host_memory(op: str, argument: str, data: Any) -> Tensor:
         raise TypeError(sentence(op, argument, "be a torch.Tensor or a NumPy array", kind(data)))
     if not data.is_cpu:
         remedy = "call the operation itself where it is"
-        raise DeviceMismatchError(sentence(op, argument, "be in host memory to be offloaded", data.device, remedy))
+        raise DeviceMismatchError(sentence(op, argument, "be in host memory", data.device, remedy))
     if data.requires_grad and torch.is_grad_enabled():
         remedy = "pass .detach() of it, or call under torch.no_grad()"
         raise RuntimeError(sentence(op, argument, "need no gradient to be offloaded", "a tensor that requires one", remedy))
