@@ -395,11 +395,38 @@ def test_streams_and_waits(cuda, monkeypatch):
     assert len(streams) > 4 and all(one != other for one, other in zip(streams, streams[1:]))
 
 
+def test_the_second_device(cuda):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one CUDA device; CUDASIM_DEVICES=2 makes two")
+    segments, data = testing.make_segments((5,) * 100, "unsorted"), testing.make_data((500, 3), torch.float32)
+    q = torch.tensor([0.2, 0.4])
+    expected = fastops.segment_quantile(data, segments, q)
+    same(offload("segment_quantile", data, segments, device="cuda:1", max_bytes=2048, q=q), expected)
+    assert torch.cuda.current_device() == 0
+
+
+def test_data_that_is_pinned_already(cuda, monkeypatch):
+    """It goes from where it stands: in the buffer there is room for offsets and results only."""
+    used, finish = [], _offload._Way.finish
+
+    def noting(self):
+        used.append(self.buffer.used)
+        return finish(self)
+
+    monkeypatch.setattr(_offload._Way, "finish", noting)
+    segments, data = testing.make_segments((50,) * 10, "offsets"), testing.make_data((500, 3), torch.float32)
+    expected = fastops.segment_sum(*on(cuda, data, segments))
+    for given, most in ((data, 2048), (data.pin_memory(), 200)):
+        used.clear()
+        assert_same_bits(offload("segment_sum", given, segments, device=cuda, max_bytes=2048), expected)
+        assert len(used) > 3 and max(used) <= most and (max(used) > 1000) == (given is data)
+
+
 def test_the_bar(capsys, monkeypatch):
     segments, data = testing.make_segments((5,) * 100, "offsets"), testing.make_data((500, 3), torch.float32)
     offload("segment_sum", data, segments, device="cpu", max_bytes=512)
     assert capsys.readouterr().err == "", "a short run shows none"
-    monkeypatch.setattr(_offload.OffloadPolicy, "kPatience", 0.0)
+    monkeypatch.setattr(_offload, "PATIENCE", 0.0)
     offload("segment_sum", data, segments, device="cpu", max_bytes=512)
     shown = capsys.readouterr().err
     assert "segment_sum: 100%" in shown and "500/500" in shown

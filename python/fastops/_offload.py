@@ -38,18 +38,16 @@ __all__ = ["offload"]
 _OFFLOAD = "offload"
 
 
-class OffloadPolicy:
-    # Bytes of a chunk unless it is said. Guess: copies of 64 MiB and more run at full speed, and chunks of a few of them leave
-    # room for everything else.
-    kMaxBytes = 256 * 2**20
-    # And no more than this part of the memory that is free on a CUDA device: two chunks, a workspace, and as much left alone.
-    kFreeShare = 8
-    # Bytes for each element that the kernels sort on CUDA (csrc/cuda/sort.cu).
-    kSortBytes = 24
-    # Bytes between which tensors start in a buffer.
-    kAlignment = 16
-    # Seconds after which a bar appears.
-    kPatience = 1.0
+# Bytes of a chunk unless it is said. Guess: copies of a few MB and more run at full speed, and so much is nothing to a computer.
+MAX_BYTES = 256 * 2**20
+# And no more than this part of the memory that is free on a CUDA device: two chunks, a workspace, and as much left alone.
+FREE_SHARE = 8
+# Bytes that sorting on CUDA works with, for each element (csrc/cuda/sort.cu).
+SORT_BYTES = 24
+# Tensors start at multiples of so many bytes in a buffer.
+ALIGNMENT = 16
+# Seconds after which a bar appears.
+PATIENCE = 1.0
 
 
 def offload(
@@ -94,7 +92,8 @@ def offload(
     Rules:
         A segment that is larger than `max_bytes` is cut where results of its parts can be joined: for sum and mean (not with
         `weight`), amin, amax, min, max, any, all and logsumexp. Extrema, truth and whole numbers are the same then; the rest is
-        rounded in other places, sums and means in float64. Other operations refuse it before anything runs.
+        rounded in other places, sums and means in float64. Other operations refuse it before anything runs. On CUDA the call
+        itself may round a sum otherwise where its data does not start at a multiple of 16 bytes; that of a new tensor does.
         There is no gradient: data that requires one is refused unless `torch.no_grad()` is on.
 
     Raises:
@@ -177,7 +176,7 @@ class _Call:
         self.data = data.detach()
         self.options = options
         self.totals = self._allocate()
-        self.parts: list = []
+        self.joined: Optional[tuple] = None  # of the parts of a segment so far: rows and results
 
     def _allocate(self) -> list[Tensor]:
         """The results, for now without what is in them. The operation itself says what they are, and what is wrong with its
@@ -251,7 +250,7 @@ class _Call:
         if self.weight is not None or self.options.get("dtype") is not None:
             of_row += elements * self.totals[0].element_size()  # rows are converted first
         if self.op.grouped and device.type == "cuda":
-            of_row += elements * OffloadPolicy.kSortBytes
+            of_row += elements * SORT_BYTES
         for number, total in enumerate(self.totals):
             count = _bytes_along(total, self.result_dim) // total.element_size()
             if self._by_segment:
@@ -262,7 +261,7 @@ class _Call:
                 of_segment += count * 8 * self._by_segment
                 of_row += count * 8 * (not self._by_segment)
         tensors = 2 + (self.weight is not None) + len(self.totals)
-        return _Costs(self.segments.offsets.element_size() + tensors * OffloadPolicy.kAlignment, of_segment, of_row)
+        return _Costs(self.segments.offsets.element_size() + tensors * ALIGNMENT, of_segment, of_row)
 
     def bring(self, chunk: _Chunk, buffer: Optional[_Buffer]) -> list[Tensor]:
         """Offsets, data, and weight where there is one: in the buffer, or without one where they stand."""
@@ -291,10 +290,11 @@ class _Call:
         if self.op.row_numbers is not None:
             self._count_from_the_first_row(chunk, results[self.op.row_numbers])
         if chunk.is_part:
-            self.parts.append((chunk.num_rows, [result.clone() for result in results]))
+            part = chunk.num_rows, [result.clone() for result in results]
+            self.joined = part if self.joined is None else _join(self, self.joined, part)
             if not chunk.is_last_part:
                 return
-            results, self.parts = _JOIN[self.op.name](self, *zip(*self.parts)), []
+            (_, results), self.joined = self.joined, None
         for total, result in zip(self.totals, results):
             if self._by_segment:
                 total.narrow(self.result_dim, chunk.first, chunk.num_segments).copy_(result)
@@ -377,9 +377,9 @@ def _find_device(device: Any) -> torch.device:
 
 def _find_budget(max_bytes: Optional[int], device: torch.device) -> int:
     if max_bytes is None:
-        budget = OffloadPolicy.kMaxBytes
+        budget = MAX_BYTES
         if device.type == "cuda":
-            budget = min(budget, torch.cuda.mem_get_info(device)[0] // OffloadPolicy.kFreeShare)
+            budget = min(budget, torch.cuda.mem_get_info(device)[0] // FREE_SHARE)
     else:
         budget = _integer(_OFFLOAD, "max_bytes", max_bytes)
         if budget < 1:
@@ -400,36 +400,40 @@ def _bytes_along(tensor: Tensor, dim: int) -> int:
 def _bar(call: _Call, progress: bool) -> Any:
     from tqdm import tqdm
 
-    total, delay = int(call.offsets[-1]), OffloadPolicy.kPatience
-    return tqdm(total=total, desc=call.op.name, unit=" rows", unit_scale=True, delay=delay, disable=not progress)
+    total = int(call.offsets[-1])
+    return tqdm(total=total, desc=call.op.name, unit=" rows", unit_scale=True, delay=PATIENCE, disable=not progress)
 
 
 # ---- parts of a segment that is too large ----
 
 
-def _join_by_itself(call: _Call, lengths: tuple, parts: tuple) -> list[Tensor]:
-    (values,) = (torch.cat(results, call.dim) for results in zip(*parts))
-    return [call.function(values, torch.tensor([0, len(lengths)]), dim=call.dim)]
+def _join(call: _Call, one: tuple, other: tuple) -> tuple:
+    """Rows and results of two parts, of which the second has the later rows."""
+    (rows, results), (more, others) = one, other
+    pairs = [torch.cat(pair, call.dim) for pair in zip(results, others)]
+    return rows + more, _JOIN[call.op.name](call, pairs, rows / (rows + more))
 
 
-def _join_totals(call: _Call, lengths: tuple, parts: tuple) -> list[Tensor]:
-    (values,) = (torch.cat(results, call.dim) for results in zip(*parts))
-    values = values.double() if values.is_floating_point() else values
-    return [values.sum(call.dim, keepdim=True)]
+def _join_by_itself(call: _Call, pairs: list[Tensor], share: float) -> list[Tensor]:
+    return [call.function(pairs[0], torch.tensor([0, 2]), dim=call.dim)]
 
 
-def _join_means(call: _Call, lengths: tuple, parts: tuple) -> list[Tensor]:
-    shares = [length / sum(lengths) for length in lengths]
-    return [sum(share * mean.double() for share, (mean,) in zip(shares, parts))]  # type: ignore[list-item]
+def _join_totals(call: _Call, pairs: list[Tensor], share: float) -> list[Tensor]:
+    total = pairs[0].double() if pairs[0].is_floating_point() else pairs[0]
+    return [total.sum(call.dim, keepdim=True)]
 
 
-def _join_with_rows(call: _Call, lengths: tuple, parts: tuple) -> list[Tensor]:
-    values, rows = (torch.cat(results, call.dim) for results in zip(*parts))
-    best, at = call.function(values, torch.tensor([0, len(lengths)]), dim=call.dim)
-    return [best, rows.gather(call.dim, at)]
+def _join_means(call: _Call, pairs: list[Tensor], share: float) -> list[Tensor]:
+    one, other = pairs[0].double().split(1, call.dim)
+    return [share * one + (1 - share) * other]
 
 
-_JOIN: dict[str, Callable[[_Call, tuple, tuple], list[Tensor]]] = {
+def _join_with_rows(call: _Call, pairs: list[Tensor], share: float) -> list[Tensor]:
+    best, at = call.function(pairs[0], torch.tensor([0, 2]), dim=call.dim)
+    return [best, pairs[1].gather(call.dim, at)]
+
+
+_JOIN: dict[str, Callable[[_Call, list[Tensor], float], list[Tensor]]] = {
     "segment_sum": _join_totals,
     "segment_mean": _join_means,
     "segment_amin": _join_by_itself,
@@ -454,7 +458,7 @@ class _Buffer:
         self.used = 0
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        begin = -(-self.used // OffloadPolicy.kAlignment) * OffloadPolicy.kAlignment
+        begin = -(-self.used // ALIGNMENT) * ALIGNMENT
         self.used = begin + math.prod(shape) * dtype.itemsize
         return self.memory[begin : self.used].view(dtype).view(shape)
 
@@ -508,9 +512,10 @@ class _Way:
     def __init__(self, device: torch.device, num_bytes: int) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device)
-        self.stream.wait_stream(torch.cuda.current_stream(device))
+        self.stream.wait_stream(torch.cuda.current_stream(device))  # on which options were copied
         self.done = torch.cuda.Event()
-        self.buffer = _Buffer(num_bytes, pinned=True)
+        with torch.cuda.device(device):
+            self.buffer = _Buffer(num_bytes, pinned=True)
 
     def start(self, call: _Call, chunk: _Chunk, options: dict) -> None:
         self.chunk, self.buffer.used = chunk, 0
