@@ -78,8 +78,8 @@ def offload(
             result, which is then all that this is for.
         max_bytes: bytes of a chunk: its rows, its results, and for a sort on CUDA what it needs to work with. At most 2.5 times as many
             are allocated beside data and result, in host memory and on the device. On CUDA it is rounded down to a
-            power of two, as page-locked memory comes in such. None for 256 MiB, on CUDA for an eighth of the free
-            memory if that is less.
+            power of two, as page-locked memory comes in such (torch keeps it, for the next call). None for 256 MiB, on CUDA for
+            an eighth of the free memory if that is less.
         progress: whether to show a bar on stderr if it takes longer than a second.
         kwargs: what the operation takes beside, `dim` included. `weight` of sum and mean travels with its rows; it may be
             an array, too.
