@@ -155,6 +155,15 @@ def test_a_further_subcommand(monkeypatch, capsys):
     assert stopped.value.code == 2
 
 
+@pytest.mark.parametrize("name", list(command.COMMANDS))
+def test_every_subcommand_says_what_it_does(name, capsys):
+    for arguments in (["--help"], [name, "--help"]):
+        with pytest.raises(SystemExit):
+            command.main(arguments)
+        words = " ".join(capsys.readouterr().out.split())
+        assert name in words and " ".join(command.COMMANDS[name].__doc__.split()) in words
+
+
 def test_medians_take_turns():
     log = []
     times = _timing.medians({name: lambda name=name: log.append(name) for name in "ab"}, rounds=3, seconds=0)

@@ -14,6 +14,7 @@ import torch as _torch  # noqa: F401  (first: the binary needs its libraries)
 
 from . import _native
 from ._native import build_info
+from ._offload import offload
 from .errors import DeviceMismatchError
 from .move import segment_broadcast
 from .normalise import segment_log_softmax, segment_logsumexp, segment_softmax, segment_std, segment_var
@@ -39,6 +40,7 @@ __all__ = [
     "DeviceMismatchError",
     "Segments",
     "build_info",
+    "offload",
     "segment_all",
     "segment_amax",
     "segment_amin",
@@ -71,9 +73,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from . import jit, nn, reference, registry, testing
+    from . import jit, nn, placement, reference, registry, testing
 
-_LAZY = ("jit", "nn", "reference", "registry", "testing")
+_LAZY = ("jit", "nn", "placement", "reference", "registry", "testing")
 
 
 def __getattr__(name: str) -> _Any:

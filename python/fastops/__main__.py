@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterator, Optional
 import torch
 from torch import Tensor
 
-from . import _timing, registry, testing
+from . import _timing, placement, registry, testing
 from ._native import build_info
 from .errors import dtype_name
 from .segments import Segments
@@ -281,7 +281,10 @@ def line(result: dict) -> str:
     return text
 
 
-COMMANDS: dict[str, Callable[[argparse.ArgumentParser], Callable[[argparse.Namespace], int]]] = {"check": add_check}
+COMMANDS: dict[str, Callable[[argparse.ArgumentParser], Callable[[argparse.Namespace], int]]] = {
+    "check": add_check,
+    "copy-cost": placement.add_copy_cost,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional, Union
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ class Op:
     arguments: what is bound, in the order in which the operator takes it between the segments and dim; a floating number is a
         tensor there.
     behind: sizes of the dimensions that the result has behind that of the segments.
+    row_numbers: which of the results holds row numbers, None if none does.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Op:
     exact: bool = True
     arguments: tuple = ()
     behind: tuple[int, ...] = ()
+    row_numbers: Optional[int] = None
 
     def __repr__(self) -> str:
         return self.name
@@ -279,8 +281,17 @@ def _reduction(name: str, description: str, empty: str, peer: Callable, **option
 
 
 _TOTAL = {"result_dtypes": lambda dtype: (promoted(dtype),)}
-_WITH_ROWS = {"result": "(values, row numbers) `[S, *]`", "result_dtypes": lambda dtype: (dtype, torch.int64)}
-_ROWS = {"result": "row numbers `[S, *]`", "result_dtypes": lambda dtype: (torch.int64,), "differentiable": False}
+_WITH_ROWS = {
+    "result": "(values, row numbers) `[S, *]`",
+    "result_dtypes": lambda dtype: (dtype, torch.int64),
+    "row_numbers": 1,
+}
+_ROWS = {
+    "result": "row numbers `[S, *]`",
+    "result_dtypes": lambda dtype: (torch.int64,),
+    "differentiable": False,
+    "row_numbers": 0,
+}
 _TRUTH = {
     "result": "bool `[S, *]`",
     "result_dtypes": lambda dtype: (torch.uint8 if dtype == torch.uint8 else torch.bool,),
