@@ -62,12 +62,8 @@ class MapRows final : public Visitor {
     T* out = static_cast<T*>(call_.out) + at;
     if constexpr (M::kReadsData) {
       const T* data = static_cast<const T*>(call_.data) + at;
-      if (inner == 1) {
+      if (inner == 1 && !std::is_same_v<M, LogSumExpMap<T>>) {
         const M map(call_.arrays, values, 0, span.length);
-        if constexpr (std::is_same_v<M, LogSumExpMap<T>>) {
-          for (int64_t r = 0; r < rows; r += kColumnsAtOnce) powers(data + r, out + r, &map, 0, std::min(kColumnsAtOnce, rows - r));
-          return;
-        }
         for (int64_t r = 0; r < rows; ++r) out[r] = map(data[r], first + r);
         return;
       }
@@ -76,7 +72,11 @@ class MapRows final : public Visitor {
                 span.length);
       }
     } else if constexpr (std::is_same_v<M, SelectMap<T>>) {  // few rows are selected: the others are zeros
-      for (int64_t r = 0; r < rows; ++r) std::memset(out + r * inner, 0, width * sizeof(T));
+      if (width == inner) {
+        std::memset(out, 0, rows * inner * sizeof(T));
+      } else {
+        for (int64_t r = 0; r < rows; ++r) std::memset(out + r * inner, 0, width * sizeof(T));
+      }
       for (int64_t column = 0; column < width; ++column) {
         const M map(call_.arrays, values + column, tile.first + column, span.length);
         const int64_t r = map.selected - first;
@@ -102,14 +102,32 @@ class MapRows final : public Visitor {
  private:
   static constexpr int64_t kColumnsAtOnce = 64;
 
-  // exp by vectors, of kColumnsAtOnce elements or fewer; the maps of neighbours are `step` apart.
-  static void powers(const T* data, T* out, const M* maps, int64_t step, int64_t width) {
+  // Of `rows` rows, exp by vectors. Narrow rows are taken together, so that vectors are full.
+  void powers(const T* data, T* out, const M* maps, int64_t width, int64_t rows) const {
     using V = compute_t<T>;
-    V x[kColumnsAtOnce];
-    for (int64_t i = 0; i < width; ++i) x[i] = load_as<V>(data[i]) - maps[i * step].result;
-    for (int64_t i = width; i < ceil_div(width, kLanes<V>) * kLanes<V>; ++i) x[i] = 0;
-    for (int64_t i = 0; i < width; i += kLanes<V>) store(x + i, Math<vec<V>>::exp(unaligned<vec<V>>(x + i)));
-    for (int64_t i = 0; i < width; ++i) out[i] = store_as<T>(maps[i * step].grad * x[i]);
+    constexpr int kWidth = kLanes<V>;
+    const int64_t inner = call_.inner, together = width == inner ? std::min(rows, kColumnsAtOnce / width) : 1;
+    V results[kColumnsAtOnce], grads[kColumnsAtOnce];
+    if (width == 1) {
+      std::fill_n(results, together, maps->result);
+      std::fill_n(grads, together, maps->grad);
+    } else {
+      for (int64_t i = 0; i < width; ++i) results[i] = maps[i].result, grads[i] = maps[i].grad;
+      for (int64_t i = width; i < together * width; ++i) results[i] = results[i - width], grads[i] = grads[i - width];
+    }
+    for (int64_t r = 0; r < rows; r += together, data += together * inner, out += together * inner) {
+      const int64_t n = std::min(together, rows - r) * width;
+      int64_t i = 0;
+      for (; i + kWidth <= n; i += kWidth) {
+        const vec<V> below = load<V>(data + i) - unaligned<vec<V>>(results + i);
+        store(out + i, vec<V>(unaligned<vec<V>>(grads + i) * Math<vec<V>>::exp(below)));
+      }
+      if (i == n) continue;
+      vec<V> below{};
+      for (int64_t k = i; k < n; ++k) replace(below, int(k - i), load_as<V>(data[k]) - results[k]);
+      const vec<V> power = Math<vec<V>>::exp(below);
+      for (int64_t k = i; k < n; ++k) out[k] = store_as<T>(grads[k] * lane(power, int(k - i)));
+    }
   }
 
   // `rows` rows from `row` on, columns [first, last): their segment's values times their weights.
@@ -128,11 +146,8 @@ class MapRows final : public Visitor {
     alignas(M) std::byte storage[kColumnsAtOnce * sizeof(M)];
     M* maps = reinterpret_cast<M*>(storage);
     for (int64_t column = 0; column < width; ++column) new (maps + column) M(call_.arrays, values + column, first_column + column, length);
+    if constexpr (std::is_same_v<M, LogSumExpMap<T>>) return powers(data, out, maps, width, rows);
     for (int64_t r = 0; r < rows; ++r, data += call_.inner, out += call_.inner) {
-      if constexpr (std::is_same_v<M, LogSumExpMap<T>>) {
-        powers(data, out, maps, 1, width);
-        continue;
-      }
       for (int64_t column = 0; column < width; ++column) out[column] = maps[column](data[column], first + r);
     }
   }
@@ -274,20 +289,8 @@ void floating(const RowMapCall& call, const Pool& pool) {
 void map_rows(const RowMapCall& call, const Pool& pool) {
   if (call.inner == 0) return;
   switch (call.map) {
-    case RowMap::broadcast:  // bits are bits
-      switch (call.dtype) {
-        case DType::b8:
-        case DType::u8:
-        case DType::i8: return MapRows<BroadcastMap, uint8_t>(call).run(pool);
-        case DType::i16:
-        case DType::f16:
-        case DType::bf16: return MapRows<BroadcastMap, uint16_t>(call).run(pool);
-        case DType::i32:
-        case DType::f32: return MapRows<BroadcastMap, uint32_t>(call).run(pool);
-        case DType::i64:
-        case DType::f64: return MapRows<BroadcastMap, uint64_t>(call).run(pool);
-      }
-      unsupported();
+    case RowMap::broadcast:
+      return visit_width(call.dtype, [&](auto k) { MapRows<BroadcastMap, typename decltype(k)::type>(call).run(pool); });
     case RowMap::weighted: return floating<WeightedMap>(call, pool);
     case RowMap::mean: return floating<MeanMap>(call, pool);
     case RowMap::select: return floating<SelectMap>(call, pool);

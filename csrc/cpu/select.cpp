@@ -270,7 +270,7 @@ class Select {
       : call_(call),
         segments_(call.segments),
         order_(call.dtype, call.selection == Selection::top && call.largest),
-        tile_columns_(std::min<int64_t>(call.inner, SelectPolicy::kTileBytes / int64_t(sizeof(K)))) {}
+        tile_columns_(takes_end() ? call.inner : std::min<int64_t>(call.inner, SelectPolicy::kTileBytes / int64_t(sizeof(K)))) {}
 
   void run(const Pool& pool) {
     const int64_t keys = segments_.num_positions + segments_.num_segments;
@@ -317,13 +317,13 @@ class Select {
 
   void take(const Long& one, Scratch& scratch, const Crew& crew) {
     const int64_t first = one.tile * tile_columns_, width = std::min(tile_columns_, call_.inner - first);
-    if (one.length == 0 || call_.selection == Selection::first || call_.selection == Selection::last) {
-      const int64_t position = one.length == 0 ? -1 : call_.selection == Selection::first ? 0 : one.length - 1;
+    if (one.length == 0) {
       for (int64_t column = first; column < first + width; ++column) {
-        for (int64_t i = 0; i < call_.count; ++i) put(one, column, i, position);
+        for (int64_t i = 0; i < call_.count; ++i) put(one, column, i, -1);
       }
       return;
     }
+    if (takes_end()) return take_end(one, call_.selection == Selection::first ? 0 : one.length - 1);
     // An odd number of lines apart, so that the columns of a row do not share a set of the cache.
     const int64_t stride = (ceil_div(padded<I>(one.length) * sizeof(I), 64) | 1) * 64 / sizeof(I);
     if (scratch.size < width * stride) {
@@ -343,6 +343,16 @@ class Select {
         take_ranks(one, first + c, keys, facts.greatest, crew);
       }
     }
+  }
+
+  bool takes_end() const { return call_.selection == Selection::first || call_.selection == Selection::last; }
+
+  // The row at a position of the segment.
+  void take_end(const Long& one, int64_t position) {
+    const int64_t inner = call_.inner, row = segments_.row(one.begin + position);
+    const int64_t from = (one.outer * segments_.num_rows + row) * inner, to = (one.outer * segments_.num_segments + one.segment) * inner;
+    std::memcpy(static_cast<K*>(call_.values) + to, static_cast<const K*>(call_.data) + from, inner * sizeof(K));
+    if (call_.indices) std::fill_n(call_.indices + to, inner, row);
   }
 
   // Keys of a tile to scratch, and what is common to those of a column.
