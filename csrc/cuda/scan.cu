@@ -8,16 +8,32 @@
 //     others                        lane 0 | lane 1 | ...          4, 8, 16 or 32 lanes, each with a run of rows
 //     memory          | segment | segment |   segment   | ...      16 bytes for each thread
 //
-// Of a segment longer than a chunk the first launch only finds out what each chunk comes to, which goes to a slot. The
-// second launch turns the slots of a segment into what is known before each chunk, and the third one reads its rows again
-// and writes their results. What is joined to what depends on the length of a segment only, so its neighbours and its
-// place change nothing, nor does it matter whether its rows stand in order. Sums of float run in double, of which even
-// the smallest devices can do as many as memory brings elements.
+// A segment longer than a chunk goes on through many tiles, which find out in one launch what comes before them. A tile
+// makes known what each of its chunks comes to, waits for what earlier tiles have made known, and only then writes results,
+// so that rows are read once. Chunks of a segment are numbered in the order in which they are met, and nodes stand for
+// some of them, with kFan = 4:
 //
-// Bytes moved for each element: sizeof(T) for the data and the result; of long segments the data twice.
+//     level 2    |      0 to 15 ...                                       what all chunks of a node come to;
+//     level 1    | 0 to 3 | 4 to 7 | 8 to 11 | 12 to 15 | 16 to 19 | ...  at level kLevels: and all chunks before
+//     level 0    | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | ...
+//
+// The tile with the last chunk of a node makes it. What is known before a chunk is joined from at most kFan - 1 nodes of
+// each level, and the one before of level kLevels: before chunk 22 these are 0 to 15, 16 to 19, 20, 21. So it depends on
+// the length of a segment only what is joined to what, and neither on its neighbours and its place nor on who is first:
+// a tile that took what it finds, be it a sum of one tile or of all before, as in a single-pass scan with decoupled
+// look-back (Merrill and Garland, 2016; cub::ScanTileState), would round otherwise each time. Nor does it matter whether
+// rows stand in order. Tiles are taken in turns, so that those which are waited for are at work already, and each says how
+// far it is, whatever offsets say: even if they were never checked, no tile waits for what does not come.
+//
+// Sums of float run in double, of which even the smallest devices can do as many as memory brings elements.
+//
+// Bytes moved for each element: sizeof(T) for the data and the result; for each chunk of a long segment one State written
+// and on average (kFan - 1) / 2 for each level read, which is five to seven of 64 columns by 128 rows of float; for each
+// tile four bytes of progress, and for each that it waits for.
 #include <cuda_runtime.h>
 
 #include <cstring>
+#include <cuda/atomic>
 #include <type_traits>
 
 #include "cuda/launch.cuh"
@@ -46,12 +62,17 @@ struct ScanPolicy {
   static constexpr int kNarrow = 8;
   static constexpr int kWideRun = 16;
   static constexpr int kWideSize = 1;
-  // Joining: columns side by side at most; windows of chunk positions that a block looks through; chunks of a segment that
-  // one thread goes through.
-  static constexpr int kJoinThreads = 256;
-  static constexpr int kJoinColumns = 4;
-  static constexpr int kJoinBatch = 64;
-  static constexpr int kFew = 16;
+  // Lanes that share a chunk of a long segment, as many as let a block take all columns at a time, as powers of two; and at
+  // most that many such chunks in a tile: its keys are up to four times the rows of a chunk, and of each long segment that
+  // is cut or whole a tile has the last chunk, which may be one row, and the first one of the next.
+  static constexpr int kMinLog2Lanes = 2;
+  static constexpr int kMaxLog2Lanes = 5;
+  static constexpr int kLongRoom = 8;
+  // Nodes of a level that one of the next stands for, as a power of two, and the last level. Each node of that waits for the
+  // one before: 1024 chunks, which are 4 to 16 MB, make up for it. More nodes for one would be fewer levels to wait for, but
+  // more to read.
+  static constexpr int kLog2Fan = 2;
+  static constexpr int kLevels = 5;
 };
 
 template <class T>
@@ -61,13 +82,38 @@ struct ScanArgs {
   ScanCall call;
   StackedSegments stack;
   TileShape<ScanPolicy> shape;
-  void* partials;           // [slots, inner] what chunks of long segments come to; then what is known before them
-  int64_t* covering;        // [windows] of chunk positions: the segment that stands at the last of them if it is long, or -1
-  unsigned char* has_long;  // [units] whether a tile has rows of a long segment
-  int64_t units;            // tiles
-  int64_t windows;          // 0 if no segment can be longer than a chunk
-  int join_columns;         // that a block of the second launch takes
-  bool applies;             // the third launch
+  int64_t units;                // tiles, each of some columns
+  unsigned long long* turns;    // [tiles of columns] how many units were taken; none if no segment can be longer than a chunk
+  int* progress;                // [tiles of columns, units] levels of nodes that a unit has made known
+  void* nodes;                  // [nodes, inner] States
+  int64_t level_begin[ScanPolicy::kLevels + 1];
+  int log2_lanes;               // that share a chunk of a long segment
+  int long_room;                // chunks of long segments in a tile
+  int known_offset;             // in shared memory: [long_room, columns] States, what is known before these chunks
+};
+
+// A chunk of a long segment, and its place among the others in the order in which they are met.
+struct LongChunk {
+  int64_t begin, key;      // of the segment: its position in the stack, and the key of its first chunk
+  int64_t number, chunks;  // chunks before it, and of the segment
+  int start, rows;         // in the tile
+
+  // Nodes of a level before the one it is part of; the first of those that it joins, which are the others under one of the
+  // next level, and how many they are.
+  __device__ __forceinline__ int64_t node(int level) const { return number >> level * ScanPolicy::kLog2Fan; }
+  __device__ __forceinline__ int64_t first_node(int level) const {
+    if (level == ScanPolicy::kLevels) return max(node(level) - 1, int64_t(0));
+    return node(level) >> ScanPolicy::kLog2Fan << ScanPolicy::kLog2Fan;
+  }
+  __device__ __forceinline__ int joined(int level) const { return int(node(level) - first_node(level)); }
+  __device__ __forceinline__ bool joins_below(int level) const {
+    return (number & ((int64_t(1) << level * ScanPolicy::kLog2Fan) - 1)) != 0;
+  }
+  // Whether it is the last chunk of a node that others wait for.
+  __device__ __forceinline__ bool makes(int level) const {
+    const int64_t met = number + 1, size = int64_t(1) << level * ScanPolicy::kLog2Fan;
+    return met < chunks && (met & (size - 1)) == 0;
+  }
 };
 
 // The types that a scan works with. Elements lie in shared memory as V; sums of float run in double.
@@ -129,10 +175,21 @@ struct ColumnRows {
 
   // What rows [first, last) come to.
   __device__ __forceinline__ State total(int first, int last) const {
-    State state = at(first);
+    if constexpr (kTwice<State>) {
+      const auto start = [&](int i) { return State::start(x[place(i)], V{}); };
+      V joined = start(first), sum{};
 #pragma unroll 4
-    for (int i = first + 1; i < last; ++i) state = met(state, at(i), call.reverse);
-    return state;
+      for (int i = first + 1; i < last; ++i) joined = State::lead(joined, start(i));
+      const V from = State::settle(joined, last - first);
+#pragma unroll 4
+      for (int i = first; i < last; ++i) sum += State::term(x[place(i)], V{}, from);
+      return State::part(from, sum, last - first);
+    } else {
+      State state = at(first);
+#pragma unroll 4
+      for (int i = first + 1; i < last; ++i) state = met(state, at(i), call.reverse);
+      return state;
+    }
   }
 
   // Results of rows [first, last), given what is known before them, if anything.
@@ -155,12 +212,12 @@ struct ColumnRows {
     }
   }
 
-  // The same by a team of lanes, each with a run of rows. Runs of an odd number begin in different banks. Returns what all
-  // rows come to, to the last lane that has any.
-  __device__ __forceinline__ State share(int lane, int team, unsigned mask, bool writes, bool is_known, const State& known,
-                                         bool& is_last) const {
-    const int run = ((n + team - 1) / team) | 1, first = min(lane * run, n), last = min(first + run, n);
-    const int busy = (n + run - 1) / run;
+  // The same by a team of lanes, each with a run of rows. Runs of an odd number begin in different banks.
+  __device__ __forceinline__ int run(int log2_team) const { return ((n + (1 << log2_team) - 1) >> log2_team) | 1; }
+
+  // What the rows up to the last one of a lane come to.
+  __device__ __forceinline__ State through(int lane, int log2_team, unsigned mask) const {
+    const int team = 1 << log2_team, first = lane * run(log2_team), last = min(first + run(log2_team), n);
     State state{};
     if (first < last) state = total(first, last);
 #pragma unroll 1
@@ -168,11 +225,53 @@ struct ColumnRows {
       const State before = shuffled(state, [&](uint32_t word) { return __shfl_up_sync(mask, word, by, team); });
       if (lane >= by && first < last) state = met(before, state, call.reverse);
     }
-    is_last = lane == busy - 1;
-    State before = shuffled(state, [&](uint32_t word) { return __shfl_up_sync(mask, word, 1, team); });
-    if (is_known) before = lane > 0 ? met(known, before, call.reverse) : known;
-    if (writes && first < last) write(first, last, is_known || lane > 0, before);
     return state;
+  }
+  __device__ __forceinline__ bool has_last(int lane, int log2_team) const {
+    return lane * run(log2_team) < n && (lane + 1) * run(log2_team) >= n;
+  }
+
+  __device__ __forceinline__ void share(int lane, int log2_team, unsigned mask, const State& through, bool is_known,
+                                        const State& known) const {
+    const int first = lane * run(log2_team), last = min(first + run(log2_team), n);
+    State before = shuffled(through, [&](uint32_t word) { return __shfl_up_sync(mask, word, 1, 1 << log2_team); });
+    if (is_known) before = lane > 0 ? met(known, before, call.reverse) : known;
+    if (first < last) write(first, last, is_known || lane > 0, before);
+  }
+};
+
+// The nodes of chunks of long segments, of a tile of columns from `column` on.
+template <class State>
+struct Nodes {
+  const ScanArgs& args;
+  int64_t column, unit;
+  int* progress;  // of the units of these columns
+
+  __device__ __forceinline__ Nodes(const ScanArgs& args, int64_t column, int64_t unit)
+      : args(args), column(column), unit(unit), progress(args.progress + column / args.shape.columns * args.units) {}
+
+  // A node is kept at the position of its first row. Nodes of a level that others wait for have as many rows, but for one
+  // with the end of a segment, before which the next has a chunk of its own that nobody waits for: so each has a place.
+  __device__ __forceinline__ State& at(const LongChunk& chunk, int level, int64_t node, int in_tile) const {
+    const int log2_rows = args.shape.log2_chunk + level * ScanPolicy::kLog2Fan, log2_chunks = level * ScanPolicy::kLog2Fan;
+    const int64_t first = args.call.reverse ? chunk.chunks - ((node + 1) << log2_chunks) : node << log2_chunks;
+    const int64_t place = args.level_begin[level] + ((chunk.begin + (first << args.shape.log2_chunk)) >> log2_rows);
+    return static_cast<State*>(args.nodes)[place * args.call.inner + column + in_tile];
+  }
+
+  // Until a node that another tile makes is known. Offsets that do not ascend may lead to one of which no earlier tile
+  // knows.
+  __device__ __forceinline__ void await(const LongChunk& chunk, int level, int64_t node) const {
+    const int64_t end = (node + 1) << level * ScanPolicy::kLog2Fan, last = args.call.reverse ? chunk.chunks - end : end - 1;
+    const int64_t maker = (chunk.key + (last << args.shape.log2_chunk)) / args.shape.keys;
+    if (args.call.reverse ? maker <= unit : maker >= unit) return;
+    const ::cuda::atomic_ref<int, ::cuda::thread_scope_device> made(progress[maker]);
+    while (made.load(::cuda::memory_order_acquire) <= level) {
+    }
+  }
+  // By one thread, behind a barrier after which all have written theirs.
+  __device__ __forceinline__ void publish(int levels) const {
+    ::cuda::atomic_ref<int, ::cuda::thread_scope_device>(progress[unit]).store(levels, ::cuda::memory_order_release);
   }
 };
 
@@ -186,12 +285,14 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
   constexpr int kThreads = ScanPolicy::kThreads, kSearch = ScanPolicy::kSearchLanes;
   constexpr int kFlight = ScanPolicy::kFlight / (S::kIsLinear ? 2 : 1);
   constexpr int kHeld = ScanPolicy::kHeld, kTeams = ScanPolicy::kTeams;
-  constexpr int kLong = 2 * ScanPolicy::kTileBytes / ScanPolicy::kMaxChunk;  // more than a tile has
+  constexpr int kLevels = ScanPolicy::kLevels, kFan = 1 << ScanPolicy::kLog2Fan;
   struct Work {
     TileEdges edges;
+    int64_t unit;
     int num_listed[kTeams];  // chunks for teams of each size
     int num_long;
-    int long_begin[kLong], long_end[kLong];  // elements in shared memory that belong to long segments
+    int made;  // the highest level of which one of the long chunks makes a node
+    LongChunk long_chunks[ScanPolicy::kLongRoom];
   };
   __shared__ Work work;
   extern __shared__ uint4 dynamic[];
@@ -202,6 +303,7 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
   int64_t* const numbers = reinterpret_cast<int64_t*>(shared + (S::kHasRow ? shape.array_bytes : 0));
   uint16_t* const starts = reinterpret_cast<uint16_t*>(shared + shape.starts_offset);  // first row of each segment
   const auto list_of = [&](int size) { return reinterpret_cast<int*>(shared + shape.list_offset[size]); };
+  State* const known = reinterpret_cast<State*>(shared + args.known_offset);
 
   const ScanCall& call = args.call;
   const T* const data = static_cast<const T*>(call.data);
@@ -211,19 +313,24 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
   const int64_t behind = call.segments.num_positions - call.segments.clamped(call.segments.num_segments);
 #pragma unroll 1
   for (int64_t column = int64_t(blockIdx.y) * columns; column < call.inner; column += int64_t(gridDim.y) * columns) {
-    if (behind > 0 && !args.applies) {
+    if (behind > 0) {
       fill_behind<ScanArgs, T, kVec>(args, behind, column, out, Out{});
       if constexpr (S::kHasRow) fill_behind<ScanArgs, T, kVec>(args, behind, column, call.rows, int64_t(-1));
     }
 #pragma unroll 1
-    for (int64_t unit = blockIdx.x; unit < args.units; unit += gridDim.x) {
-      if (args.applies && !args.has_long[unit]) continue;
+    for (int64_t turn = blockIdx.x; turn < args.units; turn += gridDim.x) {
       __syncthreads();  // the tile before is done with shared memory
+      if (threadIdx.x == 0) {
+        const int64_t taken = args.turns ? int64_t(atomicAdd(args.turns + column / columns, 1ull)) : turn;
+        work.unit = call.reverse ? args.units - 1 - taken : taken;
+      }
+      __syncthreads();
+      const int64_t unit = work.unit;
       TileEdges found;
       if (threadIdx.x < 2 * kSearch && args.stack.find_tile<kSearch>(unit, shape.keys, chunk, found)) {
         work.edges = found;
         for (int size = 0; size < kTeams; ++size) work.num_listed[size] = 0;
-        work.num_long = 0;
+        work.num_long = work.made = 0;
         starts[0] = 0;
       }
       __syncthreads();
@@ -252,24 +359,42 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
         const int at = pieces.shift + start * stride + in_tile;
         return ColumnRows<Types>(call, x + at, factors + at, numbers + at, stride, n);
       };
+      // Lists the chunks of a long segment of the tile, in any order. More than there is room for, or with a wrong number,
+      // only where offsets do not ascend.
+      const auto list_long = [&](int i, int start, int n) {
+        LongChunk own{};
+        int64_t length = 0;
+        args.stack.find_segment(first_segment + i, own.begin, length);
+        own.key = own.begin + first_segment + i;
+        own.chunks = (length + chunk - 1) >> log2_chunk;
+        const int64_t before = (first_position + start - own.begin) >> log2_chunk;
+#pragma unroll 1
+        for (int c = 0; c << log2_chunk < n; ++c) {
+          const int entry = atomicAdd(&work.num_long, 1);
+          if (entry >= args.long_room) continue;
+          own.number = call.reverse ? own.chunks - 1 - before - c : before + c;
+          if (uint64_t(own.number) >= uint64_t(own.chunks)) own.number = own.chunks = 0;
+          own.start = start + (c << log2_chunk);
+          own.rows = min(chunk, n - (c << log2_chunk));
+          work.long_chunks[entry] = own;
+          int level = 0;
+          while (level < kLevels && own.makes(level + 1)) ++level;
+          if (level > 0) atomicMax(&work.made, level);
+        }
+      };
 #pragma unroll 1
       for (int item = threadIdx.x; item < count * columns; item += kThreads) {
         const int i = shape.by_columns(item), in_tile = item - i * columns;
         const int start = start_of(i), n = starts[i + 1] - start;
-        const bool is_long = !is_whole(i) || n > chunk;
-        if (is_long || n > shape.run) {
-          if (in_tile > 0 || is_long < args.applies) continue;
-          list_chunks(shape, work.num_listed, list_of, i, n);
-          if (!is_long) continue;
-          const int entry = atomicAdd(&work.num_long, 1);
-          if (entry >= kLong) continue;
-          work.long_begin[entry] = pieces.shift + start * stride;
-          work.long_end[entry] = pieces.shift + (start + n) * stride;
-        } else if (n > 0 && in_tile < pieces.width && !args.applies) {
+        if (!is_whole(i) || n > chunk) {
+          if (in_tile == 0) list_long(i, start, n);
+        } else if (n > shape.run) {
+          if (in_tile == 0) list_chunks(shape, work.num_listed, list_of, i, n);
+        } else if (n > 0 && in_tile < pieces.width) {
           rows_of(start, n, in_tile).write(0, n, false, State{});
         }
       }
-      if (behind > 0 && !args.applies) {  // the tile may have rows that belong to no segment
+      if (behind > 0) {  // the tile may have rows that belong to no segment
 #pragma unroll 1
         for (int r = threadIdx.x; r < rows; r += kThreads) {
           const int64_t positions = call.segments.num_positions, position = first_position + r;
@@ -280,11 +405,29 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
           }
         }
       }
-      if (args.windows > 0 && column == 0 && !args.applies) {
-        cover_windows(args.stack, work.edges, starts, log2_chunk, start_of, args.covering);
-      }
       __syncthreads();
-      if (args.windows > 0 && column == 0 && !args.applies && threadIdx.x == 0) args.has_long[unit] = work.num_long > 0;
+
+      const Nodes<State> nodes(args, column, unit);
+      const int num_long = args.turns ? min(work.num_long, args.long_room) : 0, made = work.made;
+      const auto rows_of_long = [&](const LongChunk& own, int in_tile) { return rows_of(own.start, own.rows, in_tile); };
+      const int log2_lanes = args.log2_lanes, long_step = kThreads >> log2_lanes, long_items = num_long * columns;
+      const int long_lane = threadIdx.x & ((1 << log2_lanes) - 1);
+      const unsigned long_mask = (0xffffffffu >> (32 - (1 << log2_lanes))) << (threadIdx.x % 32 - long_lane);
+      State through{};  // of the last item
+      int long_item = threadIdx.x >> log2_lanes;
+#pragma unroll 1
+      for (; long_item < long_items; long_item += long_step) {
+        const int entry = shape.by_columns(long_item), in_tile = long_item - entry * columns;
+        if (in_tile >= pieces.width) continue;
+        const LongChunk& own = work.long_chunks[entry];
+        const auto of = rows_of_long(own, in_tile);
+        through = of.through(long_lane, log2_lanes, long_mask);
+        if (own.makes(0) && of.has_last(long_lane, log2_lanes)) nodes.at(own, 0, own.node(0), in_tile) = through;
+      }
+      if (args.turns) {
+        __syncthreads();
+        if (threadIdx.x == 0) nodes.publish(made == 0 ? kLevels + 1 : 1);
+      }
 
       int num_listed = 0;
       for (int size = 0; size < kTeams; ++size) num_listed |= work.num_listed[size];
@@ -299,175 +442,100 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
           for (int item = threadIdx.x >> log2_team; item < items; item += kThreads >> log2_team) {
             const int entry = shape.by_columns(item), in_tile = item - entry * columns;
             if (in_tile >= pieces.width) continue;
-            const unsigned code = list_of(size)[entry];
-            const int i = code / kTileChunks, skipped = code % kTileChunks << log2_chunk;
-            const int begin = start_of(i), start = begin + skipped, length = starts[i + 1] - begin;
-            const auto own = rows_of(start, min(chunk, length - skipped), in_tile);
-            const bool is_long = !(is_whole(i) && length <= chunk);
-            State* slot = nullptr;
-            bool is_first = false;  // of the chunks of its segment, in the order in which they are met
-            if (is_long && args.windows > 0) {
-              const bool begins = skipped == 0 && (i > 0 || work.edges.first == 0);
-              const int64_t to_slot = 2 * ((first_position + start) >> log2_chunk) + begins;  // slot()
-              slot = static_cast<State*>(args.partials) + (to_slot * call.inner + column + in_tile);
-              if (args.applies) {
-                int64_t segment_begin = 0, segment_length = 0;
-                args.stack.find_segment(first_segment + i, segment_begin, segment_length);
-                is_first = call.reverse ? first_position + start + own.n >= segment_begin + segment_length : begins;
-              }
-            }
-            const bool is_known = args.applies && slot && !is_first;
-            bool is_last = false;
-            const State state = own.share(lane, team, mask, !is_long || args.applies, is_known, is_known ? *slot : State{}, is_last);
-            if (is_last && slot && !args.applies) *slot = state;
+            const int i = list_of(size)[entry] / kTileChunks, start = start_of(i);
+            const auto own = rows_of(start, starts[i + 1] - start, in_tile);
+            own.share(lane, log2_team, mask, own.through(lane, log2_team, mask), false, State{});
           }
         }
-        __syncthreads();
       }
 
-      const int num_long = min(work.num_long, kLong);
-      // How many of the elements from `to` on belong to long segments. Tiles seldom have more than one of them.
-      const auto long_elements = [&](int to, int n) {
-        int long_ones = 0;
+      if (num_long > 0) {
+        // Levels from `level` on are joined at a time, all that are left if the tile makes no node that needs them.
 #pragma unroll 1
-        for (int k = 0; k < num_long; ++k) long_ones += max(0, min(to + n, work.long_end[k]) - max(to, work.long_begin[k]));
-        return long_ones;
-      };
-      const auto is_written = [&](int to) { return (long_elements(to, 1) > 0) == args.applies; };
-#pragma unroll 2
-      for (auto cursor = pieces.first(); cursor.piece < pieces.end; pieces.advance(cursor)) {
-        const int from = pieces.to(cursor), long_ones = num_long == 0 ? 0 : long_elements(from, kVec);
-        const int written = args.applies ? long_ones : kVec - long_ones;
-        if (written == 0) continue;
-        Out results[kVec];
-        read_shared(x + from, results);
-        const int64_t at = pieces.in_data(cursor);
-        if (written == kVec) {
-          store_pack(out + at, results);
-        } else if constexpr (kVec > 1) {
-#pragma unroll
-          for (int e = 0; e < kVec; ++e) {
-            if (is_written(from + e)) out[at + e] = results[e];
+        for (int level = 0; level <= kLevels;) {
+          const int next = level < min(made, kLevels - 1) ? level + 1 : kLevels + 1, makes = min(next, kLevels);
+#pragma unroll 1
+          for (int i = threadIdx.x; i < num_long * (kLevels + 1) * kFan; i += kThreads) {
+            const int entry = i / ((kLevels + 1) * kFan), of_level = i / kFan % (kLevels + 1);
+            const LongChunk& own = work.long_chunks[entry];
+            if (of_level < level || of_level >= next || i % kFan >= own.joined(of_level)) continue;
+            nodes.await(own, of_level, own.first_node(of_level) + i % kFan);
           }
+          __syncthreads();
+          const int lane = threadIdx.x % kFan;
+          const unsigned mask = ((1u << kFan) - 1) << (threadIdx.x % 32 - lane);
+#pragma unroll 1
+          for (int item = threadIdx.x / kFan; item < long_items; item += kThreads / kFan) {
+            const int entry = shape.by_columns(item), in_tile = item - entry * columns;
+            if (in_tile >= pieces.width) continue;
+            const LongChunk& own = work.long_chunks[entry];
+            State of_level[kLevels + 1];
+#pragma unroll
+            for (int k = 0; k <= kLevels; ++k) {  // all of them in flight
+              if (k < level || k >= next || lane >= own.joined(k)) continue;
+              of_level[k] = nodes.at(own, k, own.first_node(k) + lane, in_tile);
+            }
+            bool is_known = own.joins_below(level);
+            State before = is_known ? known[item] : State{};
+#pragma unroll
+            for (int k = 0; k <= kLevels; ++k) {
+              const int joined = k < level || k >= next ? 0 : own.joined(k);
+              if (joined == 0) continue;
+#pragma unroll
+              for (int by = 1; by < kFan; by *= 2) {
+                const State after = shuffled(of_level[k], [&](uint32_t word) { return __shfl_down_sync(mask, word, by, kFan); });
+                if (lane + by < joined) of_level[k] = met(of_level[k], after, call.reverse);
+              }
+              before = is_known ? met(of_level[k], before, call.reverse) : of_level[k];
+              is_known = true;
+            }
+            if (lane > 0) continue;
+            known[item] = before;
+            if (!own.makes(makes)) continue;
+            const State& all = nodes.at(own, 0, own.node(0), in_tile);
+            nodes.at(own, makes, own.node(makes), in_tile) = is_known ? met(before, all, call.reverse) : all;
+          }
+          __syncthreads();
+          if (threadIdx.x == 0 && level < made) nodes.publish(makes >= made ? kLevels + 1 : makes + 1);
+          level = next;
+        }
+        // The item that came last is at hand.
+#pragma unroll 1
+        for (int item = long_item - long_step; item >= 0; item -= long_step) {
+          const int entry = shape.by_columns(item), in_tile = item - entry * columns;
+          if (in_tile >= pieces.width) continue;
+          const LongChunk& own = work.long_chunks[entry];
+          const auto of = rows_of_long(own, in_tile);
+          if (item + long_step < long_item) through = of.through(long_lane, log2_lanes, long_mask);
+          of.share(long_lane, log2_lanes, long_mask, through, own.number > 0, known[item]);
         }
       }
-      if (edge >= 0 && is_written(edge)) out[pieces.at + edge] = store_as<Out>(x[edge]);
+      __syncthreads();
+
+#pragma unroll 2
+      for (auto cursor = pieces.first(); cursor.piece < pieces.end; pieces.advance(cursor)) {
+        Out results[kVec];
+        read_shared(x + pieces.to(cursor), results);
+        store_pack(out + pieces.in_data(cursor), results);
+      }
+      if (edge >= 0) out[pieces.at + edge] = store_as<Out>(x[edge]);
       if constexpr (S::kHasRow) {  // 16 bytes for each thread, too, so that sectors are written as a whole
         constexpr int kPair = kVec == 1 ? 1 : 2;
         const Pieces<ScanArgs, T, kPair> pairs(args, first_position, rows, column);
 #pragma unroll 2
         for (auto cursor = pairs.first(); cursor.piece < pairs.end; pairs.advance(cursor)) {
-          const int from = pairs.to(cursor);
           int64_t own[kPair];
-          bool all = true;
 #pragma unroll
-          for (int e = 0; e < kPair; ++e) {
-            own[e] = numbers[from + e];
-            all = all && (num_long == 0 ? !args.applies : is_written(from + e));
-          }
-          const int64_t at = pairs.in_data(cursor);
-          if (all) {
-            store_pack(call.rows + at, own);
-          } else {
-#pragma unroll
-            for (int e = 0; e < kPair; ++e) {
-              if (is_written(from + e)) call.rows[at + e] = own[e];
-            }
-          }
+          for (int e = 0; e < kPair; ++e) own[e] = numbers[pairs.to(cursor) + e];
+          store_pack(call.rows + pairs.in_data(cursor), own);
         }
-        if (const int pair_edge = pairs.edge(); pair_edge >= 0 && is_written(pair_edge)) {
-          call.rows[pairs.at + pair_edge] = numbers[pair_edge];
-        }
+        if (const int pair_edge = pairs.edge(); pair_edge >= 0) call.rows[pairs.at + pair_edge] = numbers[pair_edge];
       }
     }
   }
 }
 
-// The second launch. In a window of one chunk of positions at most one long segment begins; a block looks through
-// kJoinBatch windows, a thread for each:
-//
-//     few chunks    some threads, one for each column
-//     many chunks   all threads: columns, and runs of chunks, whose totals are scanned first
-template <class State>
-__global__ void __launch_bounds__(ScanPolicy::kJoinThreads, 1) join_kernel(const __grid_constant__ ScanArgs args) {
-  constexpr int kThreads = ScanPolicy::kJoinThreads, kBatch = ScanPolicy::kJoinBatch;
-  __shared__ State shared[kThreads];
-  __shared__ LongSegment few[kBatch], many[kBatch];
-  __shared__ int num_few, num_many;
-  const int columns = args.join_columns, run = threadIdx.x / columns, runs = kThreads / columns;
-  const int log2_chunk = args.shape.log2_chunk;
-  const bool reverse = args.call.reverse;
-  const auto chunks_of = [&](const LongSegment& of) { return (of.length + args.shape.chunk - 1) >> log2_chunk; };
-#pragma unroll 1
-  for (int64_t task = blockIdx.x; task * kBatch < args.windows; task += gridDim.x) {
-    __syncthreads();  // the batch before is done with the lists
-    if (threadIdx.x == 0) num_few = num_many = 0;
-    __syncthreads();
-    const int64_t window = task * kBatch + threadIdx.x;
-    LongSegment found;
-    if (threadIdx.x < kBatch && window < args.windows && find_long(args, window, found) && found.begin >> log2_chunk == window) {
-      if (chunks_of(found) <= ScanPolicy::kFew) {
-        few[atomicAdd(&num_few, 1)] = found;
-      } else {
-        many[atomicAdd(&num_many, 1)] = found;
-      }
-    }
-    __syncthreads();
-#pragma unroll 1
-    for (int64_t tile = blockIdx.y; tile * columns < args.call.inner; tile += gridDim.y) {
-      const int64_t column = tile * columns + threadIdx.x % columns;
-      const bool has_column = column < args.call.inner;
-      // Chunk i of a segment in the order in which they are met.
-      const auto chunk_at = [&](const LongSegment& segment, int64_t i) -> State& {
-        const int64_t chunk = reverse ? chunks_of(segment) - 1 - i : i;
-        const int64_t at = 2 * ((segment.begin >> log2_chunk) + chunk) + (chunk == 0);  // slot()
-        return static_cast<State*>(args.partials)[at * args.call.inner + column];
-      };
-      const auto total = [&](const LongSegment& segment, int64_t first, int64_t last) {
-        State known = chunk_at(segment, first);
-#pragma unroll 4
-        for (int64_t i = first + 1; i < last; ++i) known = met(known, chunk_at(segment, i), reverse);
-        return known;
-      };
-      // What is known before each of them; the first chunk of all has nothing before it.
-      const auto write = [&](const LongSegment& segment, int64_t first, int64_t last, State known, bool is_known) {
-#pragma unroll 1
-        for (int64_t i = first; i < last; ++i) {
-          const State of_chunk = chunk_at(segment, i);
-          if (is_known) chunk_at(segment, i) = known;
-          known = is_known ? met(known, of_chunk, reverse) : of_chunk;
-          is_known = true;
-        }
-      };
-      if (has_column) {
-#pragma unroll 1
-        for (int i = run; i < num_few; i += runs) write(few[i], 0, chunks_of(few[i]), State{}, false);
-      }
-#pragma unroll 1
-      for (int i = 0; i < num_many; ++i) {
-        const LongSegment segment = many[i];
-        const int64_t of_run = ceil_div(chunks_of(segment), int64_t(runs)), first = run * of_run;
-        const int64_t last = min(chunks_of(segment), first + of_run);
-        const bool has = has_column && first < last;
-        State known{};
-        if (has) known = total(segment, first, last);
-#pragma unroll 1
-        for (int by = 1; by < runs; by *= 2) {
-          shared[threadIdx.x] = known;
-          __syncthreads();
-          if (has && run >= by) known = met(shared[threadIdx.x - by * columns], known, reverse);
-          __syncthreads();
-        }
-        shared[threadIdx.x] = known;
-        __syncthreads();
-        if (has) write(segment, first, last, run > 0 ? shared[threadIdx.x - columns] : State{}, run > 0);
-        __syncthreads();  // before the next segment overwrites what is shared
-      }
-    }
-  }
-}
-
-// How a call is run. The workspace holds what is known of chunks, the covering segments, and which tiles have long ones.
+// How a call is run. The workspace holds turns and progress, which begin at 0, and nodes.
 template <class Types>
 struct ScanRows {
   using S = Scanned<Types>;
@@ -476,7 +544,8 @@ struct ScanRows {
 
   ScanArgs args{};
   bool vectors;
-  size_t partial_bytes = 0;
+  size_t shared_bytes, progress_bytes = 0, node_bytes = 0;
+  int64_t column_tiles;
 
   explicit ScanRows(const ScanCall& call) {
     args.call = call;
@@ -487,21 +556,35 @@ struct ScanRows {
     vectors = aligned(call.data) && aligned(call.factors) && aligned(call.out) && aligned(call.rows) &&
               (shape.linear || (call.inner % S::kVec == 0 && shape.columns % S::kVec == 0));
     args.units = ceil_div(args.stack.num_keys(), shape.keys);
-    if (call.segments.num_positions > shape.chunk) {
-      args.windows = ceil_div(args.stack.num_positions(), shape.chunk);
-      args.join_columns = ScanPolicy::kJoinColumns;
-      while (args.join_columns / 2 >= call.inner) args.join_columns /= 2;
-      partial_bytes = num_slots(args.stack.num_positions(), shape.chunk) * call.inner * sizeof(State);
-      partial_bytes = ceil_div(partial_bytes, 16) * 16;
+    column_tiles = ceil_div(call.inner, shape.columns);
+    shared_bytes = shape.bytes;
+    if (call.segments.num_positions <= shape.chunk) return;
+    args.log2_lanes = ScanPolicy::kMinLog2Lanes;
+    while (args.log2_lanes < ScanPolicy::kMaxLog2Lanes && shape.columns << (args.log2_lanes + 1) <= ScanPolicy::kThreads) {
+      ++args.log2_lanes;
     }
+    args.long_room = int(std::min<int64_t>(2 * ceil_div(shape.keys, shape.chunk), ScanPolicy::kLongRoom));
+    args.known_offset = int(ceil_div(shape.bytes, 16) * 16);
+    shared_bytes = args.known_offset + args.long_room * shape.columns * sizeof(State);
+    progress_bytes = column_tiles * (sizeof(*args.turns) + args.units * sizeof(*args.progress));
+    progress_bytes = ceil_div(progress_bytes, 16) * 16;
+    int64_t nodes = 0;
+    for (int level = 0; level <= ScanPolicy::kLevels; ++level) {
+      args.level_begin[level] = nodes;
+      nodes += ceil_div(args.stack.num_positions(), int64_t(shape.chunk) << level * ScanPolicy::kLog2Fan);
+    }
+    node_bytes = nodes * call.inner * sizeof(State);
   }
 
-  size_t workspace() const { return args.windows == 0 ? 0 : partial_bytes + args.windows * sizeof(int64_t) + args.units; }
+  size_t workspace() const { return progress_bytes + node_bytes; }
 
   void run(void* workspace, cudaStream_t stream) {
-    args.partials = workspace;
-    args.covering = reinterpret_cast<int64_t*>(static_cast<unsigned char*>(workspace) + partial_bytes);
-    args.has_long = reinterpret_cast<unsigned char*>(args.covering + args.windows);
+    if (progress_bytes > 0) {
+      check(cudaMemsetAsync(workspace, 0, progress_bytes, stream));
+      args.turns = static_cast<unsigned long long*>(workspace);
+      args.progress = reinterpret_cast<int*>(args.turns + column_tiles);
+      args.nodes = static_cast<unsigned char*>(workspace) + progress_bytes;
+    }
     if (vectors) {
       launch<S::kVec>(stream);
     } else {
@@ -511,17 +594,8 @@ struct ScanRows {
 
   template <int kWidth>
   void launch(cudaStream_t stream) {
-    const TileShape<ScanPolicy>& shape = args.shape;
-    const dim3 grid(blocks_for(args.units, 1), blocks_along_y(ceil_div(args.call.inner, shape.columns)));
-    scan_kernel<Types, kWidth><<<grid, ScanPolicy::kThreads, shape.bytes, stream>>>(args);
-    check(cudaGetLastError());
-    if (args.windows == 0) return;
-    const dim3 join_grid(blocks_for(args.windows, ScanPolicy::kJoinBatch),
-                         blocks_along_y(ceil_div(args.call.inner, args.join_columns)));
-    join_kernel<State><<<join_grid, ScanPolicy::kJoinThreads, 0, stream>>>(args);
-    check(cudaGetLastError());
-    args.applies = true;
-    scan_kernel<Types, kWidth><<<grid, ScanPolicy::kThreads, shape.bytes, stream>>>(args);
+    const dim3 grid(blocks_for(args.units, 1), blocks_along_y(column_tiles));
+    scan_kernel<Types, kWidth><<<grid, ScanPolicy::kThreads, shared_bytes, stream>>>(args);
     check(cudaGetLastError());
   }
 };
