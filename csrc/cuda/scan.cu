@@ -73,6 +73,7 @@ struct ScanPolicy {
   // more to read.
   static constexpr int kLog2Fan = 2;
   static constexpr int kLevels = 5;
+  static constexpr int kJoinLanes = 4;  // that join the nodes before a chunk
 };
 
 template <class T>
@@ -97,22 +98,93 @@ struct LongChunk {
   int64_t begin, key;      // of the segment: its position in the stack, and the key of its first chunk
   int64_t number, chunks;  // chunks before it, and of the segment
   int start, rows;         // in the tile
+  int makes;               // the level of the node that it is the last chunk of and that later ones join, -1 if there are none
+};
 
-  // Nodes of a level before the one it is part of; the first of those that it joins, which are the others under one of the
-  // next level, and how many they are.
-  __device__ __forceinline__ int64_t node(int level) const { return number >> level * ScanPolicy::kLog2Fan; }
-  __device__ __forceinline__ int64_t first_node(int level) const {
-    if (level == ScanPolicy::kLevels) return max(node(level) - 1, int64_t(0));
-    return node(level) >> ScanPolicy::kLog2Fan << ScanPolicy::kLog2Fan;
+// The nodes of long segments, for the columns of a tile.
+template <class State>
+struct Nodes {
+  static constexpr int kLevels = ScanPolicy::kLevels, kLog2Fan = ScanPolicy::kLog2Fan, kOthers = (1 << kLog2Fan) - 1;
+  static constexpr int kSlots = 1 + kLevels * kOthers;  // nodes that are joined before a chunk, at most
+
+  const ScanArgs& args;
+  int64_t column, unit;
+  int* progress;  // of the units of these columns
+
+  __device__ __forceinline__ Nodes(const ScanArgs& args, int64_t column, int64_t unit)
+      : args(args), column(column), unit(unit), progress(args.progress + column / args.shape.columns * args.units) {}
+
+  __device__ __forceinline__ static int made_by(int64_t number, int64_t chunks) {
+    const int64_t met = number + 1;
+    if (met >= chunks) return -1;
+    return min((__ffsll(met) - 1) / kLog2Fan, kLevels);
   }
-  __device__ __forceinline__ int joined(int level) const { return int(node(level) - first_node(level)); }
-  __device__ __forceinline__ bool joins_below(int level) const {
-    return (number & ((int64_t(1) << level * ScanPolicy::kLog2Fan) - 1)) != 0;
+
+  // The node of a slot, -1 if none, and its level. Slots are in the order of the rows that their nodes stand for.
+  __device__ __forceinline__ static int64_t in_slot(int64_t number, int slot, int& level) {
+    level = kLevels - (slot + kOthers - 1) / kOthers;
+    const int64_t own = number >> level * kLog2Fan;
+    if (slot == 0) return own - 1;
+    const int before = int(own & kOthers), i = (slot - 1) % kOthers;
+    return i < before ? own - before + i : -1;
   }
-  // Whether it is the last chunk of a node that others wait for.
-  __device__ __forceinline__ bool makes(int level) const {
-    const int64_t met = number + 1, size = int64_t(1) << level * ScanPolicy::kLog2Fan;
-    return met < chunks && (met & (size - 1)) == 0;
+
+  // A node is kept at the position of its first row. Nodes of a level that others join have as many rows as each other, but
+  // for one with the end of a segment, before which the next segment has a chunk that is in none: so each has a place.
+  __device__ __forceinline__ int64_t place(const LongChunk& chunk, int level, int64_t node) const {
+    const int log2_chunks = level * kLog2Fan, log2_chunk = args.shape.log2_chunk;
+    const int64_t first = args.call.reverse ? chunk.chunks - ((node + 1) << log2_chunks) : node << log2_chunks;
+    return args.level_begin[level] + ((chunk.begin + (first << log2_chunk)) >> (log2_chunk + log2_chunks));
+  }
+  __device__ __forceinline__ State& at(int64_t place, int in_tile) const {
+    return static_cast<State*>(args.nodes)[place * args.call.inner + column + in_tile];
+  }
+
+  // The unit that makes a node, -1 if there is nothing to wait for: it is this one, or offsets do not ascend.
+  __device__ __forceinline__ int64_t maker(const LongChunk& chunk, int level, int64_t node) const {
+    const int64_t end = (node + 1) << level * kLog2Fan, last = args.call.reverse ? chunk.chunks - end : end - 1;
+    const int64_t made_by = (chunk.key + (last << args.shape.log2_chunk)) / args.shape.keys;
+    return (args.call.reverse ? made_by > unit : made_by < unit) ? made_by : -1;
+  }
+  __device__ __forceinline__ void await(int64_t maker, int level) const {
+    const ::cuda::atomic_ref<int, ::cuda::thread_scope_device> made(progress[maker]);
+    while (made.load(::cuda::memory_order_acquire) <= level) {
+    }
+  }
+  // By one thread, behind a barrier after which all have written theirs.
+  __device__ __forceinline__ void publish(int levels) const {
+    ::cuda::atomic_ref<int, ::cuda::thread_scope_device>(progress[unit]).store(levels, ::cuda::memory_order_release);
+  }
+
+  // What the nodes in slots come to, to the first of kJoinLanes lanes; whether there are any.
+  __device__ __forceinline__ bool join(const int64_t* places, int first_slot, int in_tile, State& state) const {
+    constexpr int kLanes = ScanPolicy::kJoinLanes, kHeld = kSlots / kLanes;
+    static_assert(kSlots % kLanes == 0);
+    const int lane = threadIdx.x % kLanes;
+    const unsigned mask = ((1u << kLanes) - 1) << (threadIdx.x % 32 - lane);
+    State held[kHeld];
+    bool is_held[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int64_t place = places[lane * kHeld + i];
+      is_held[i] = place >= 0 && lane * kHeld + i >= first_slot;
+      if (is_held[i]) held[i] = at(place, in_tile);
+    }
+    bool has = false;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (is_held[i]) state = has ? met(state, held[i], args.call.reverse) : held[i];
+      has |= is_held[i];
+    }
+#pragma unroll
+    for (int by = 1; by < kLanes; by *= 2) {
+      const State after = shuffled(state, [&](uint32_t word) { return __shfl_down_sync(mask, word, by, kLanes); });
+      if (__shfl_down_sync(mask, int(has), by, kLanes)) {
+        state = has ? met(state, after, args.call.reverse) : after;
+        has = true;
+      }
+    }
+    return has;
   }
 };
 
@@ -240,41 +312,6 @@ struct ColumnRows {
   }
 };
 
-// The nodes of chunks of long segments, of a tile of columns from `column` on.
-template <class State>
-struct Nodes {
-  const ScanArgs& args;
-  int64_t column, unit;
-  int* progress;  // of the units of these columns
-
-  __device__ __forceinline__ Nodes(const ScanArgs& args, int64_t column, int64_t unit)
-      : args(args), column(column), unit(unit), progress(args.progress + column / args.shape.columns * args.units) {}
-
-  // A node is kept at the position of its first row. Nodes of a level that others wait for have as many rows, but for one
-  // with the end of a segment, before which the next has a chunk of its own that nobody waits for: so each has a place.
-  __device__ __forceinline__ State& at(const LongChunk& chunk, int level, int64_t node, int in_tile) const {
-    const int log2_rows = args.shape.log2_chunk + level * ScanPolicy::kLog2Fan, log2_chunks = level * ScanPolicy::kLog2Fan;
-    const int64_t first = args.call.reverse ? chunk.chunks - ((node + 1) << log2_chunks) : node << log2_chunks;
-    const int64_t place = args.level_begin[level] + ((chunk.begin + (first << args.shape.log2_chunk)) >> log2_rows);
-    return static_cast<State*>(args.nodes)[place * args.call.inner + column + in_tile];
-  }
-
-  // Until a node that another tile makes is known. Offsets that do not ascend may lead to one of which no earlier tile
-  // knows.
-  __device__ __forceinline__ void await(const LongChunk& chunk, int level, int64_t node) const {
-    const int64_t end = (node + 1) << level * ScanPolicy::kLog2Fan, last = args.call.reverse ? chunk.chunks - end : end - 1;
-    const int64_t maker = (chunk.key + (last << args.shape.log2_chunk)) / args.shape.keys;
-    if (args.call.reverse ? maker <= unit : maker >= unit) return;
-    const ::cuda::atomic_ref<int, ::cuda::thread_scope_device> made(progress[maker]);
-    while (made.load(::cuda::memory_order_acquire) <= level) {
-    }
-  }
-  // By one thread, behind a barrier after which all have written theirs.
-  __device__ __forceinline__ void publish(int levels) const {
-    ::cuda::atomic_ref<int, ::cuda::thread_scope_device>(progress[unit]).store(levels, ::cuda::memory_order_release);
-  }
-};
-
 template <class Types, int kVec>
 __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __grid_constant__ ScanArgs args) {
   using S = Scanned<Types>;
@@ -285,14 +322,17 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
   constexpr int kThreads = ScanPolicy::kThreads, kSearch = ScanPolicy::kSearchLanes;
   constexpr int kFlight = ScanPolicy::kFlight / (S::kIsLinear ? 2 : 1);
   constexpr int kHeld = ScanPolicy::kHeld, kTeams = ScanPolicy::kTeams;
-  constexpr int kLevels = ScanPolicy::kLevels, kFan = 1 << ScanPolicy::kLog2Fan;
+  using Nodes = Nodes<State>;
+  constexpr int kLevels = Nodes::kLevels, kSlots = Nodes::kSlots, kJoin = ScanPolicy::kJoinLanes;
+  static_assert(ScanPolicy::kLongRoom * kSlots <= kThreads);
   struct Work {
     TileEdges edges;
     int64_t unit;
     int num_listed[kTeams];  // chunks for teams of each size
     int num_long;
-    int made;  // the highest level of which one of the long chunks makes a node
+    unsigned makes;  // levels above 0 of the nodes that the long chunks make, a bit each
     LongChunk long_chunks[ScanPolicy::kLongRoom];
+    int64_t before[ScanPolicy::kLongRoom][kSlots];  // places of the nodes before each of them, -1 where there is none
   };
   __shared__ Work work;
   extern __shared__ uint4 dynamic[];
@@ -330,7 +370,7 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
       if (threadIdx.x < 2 * kSearch && args.stack.find_tile<kSearch>(unit, shape.keys, chunk, found)) {
         work.edges = found;
         for (int size = 0; size < kTeams; ++size) work.num_listed[size] = 0;
-        work.num_long = work.made = 0;
+        work.num_long = work.makes = 0;
         starts[0] = 0;
       }
       __syncthreads();
@@ -376,10 +416,9 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
           if (uint64_t(own.number) >= uint64_t(own.chunks)) own.number = own.chunks = 0;
           own.start = start + (c << log2_chunk);
           own.rows = min(chunk, n - (c << log2_chunk));
+          own.makes = Nodes::made_by(own.number, own.chunks);
           work.long_chunks[entry] = own;
-          int level = 0;
-          while (level < kLevels && own.makes(level + 1)) ++level;
-          if (level > 0) atomicMax(&work.made, level);
+          if (own.makes > 0) atomicOr(&work.makes, 1u << own.makes);
         }
       };
 #pragma unroll 1
@@ -407,8 +446,22 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
       }
       __syncthreads();
 
-      const Nodes<State> nodes(args, column, unit);
-      const int num_long = args.turns ? min(work.num_long, args.long_room) : 0, made = work.made;
+      const Nodes nodes(args, column, unit);
+      const int num_long = args.turns ? min(work.num_long, args.long_room) : 0;
+      const int own_slot = threadIdx.x % kSlots;
+      const LongChunk& waiting = work.long_chunks[threadIdx.x / kSlots];
+      int awaited_level = 0;
+      int64_t awaited = -1;
+      if (threadIdx.x < num_long * kSlots) {
+        const int64_t node = Nodes::in_slot(waiting.number, own_slot, awaited_level);
+        if (node >= 0) awaited = nodes.maker(waiting, awaited_level, node);
+        work.before[threadIdx.x / kSlots][own_slot] = node < 0 ? -1 : nodes.place(waiting, awaited_level, node);
+      }
+      // The next level above one of which there are nodes to be made.
+      const auto next_level = [&](int level) {
+        const unsigned above = work.makes & (~0u << (level + 1));
+        return above == 0 ? kLevels + 1 : __ffs(above) - 1;
+      };
       const auto rows_of_long = [&](const LongChunk& own, int in_tile) { return rows_of(own.start, own.rows, in_tile); };
       const int log2_lanes = args.log2_lanes, long_step = kThreads >> log2_lanes, long_items = num_long * columns;
       const int long_lane = threadIdx.x & ((1 << log2_lanes) - 1);
@@ -422,11 +475,11 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
         const LongChunk& own = work.long_chunks[entry];
         const auto of = rows_of_long(own, in_tile);
         through = of.through(long_lane, log2_lanes, long_mask);
-        if (own.makes(0) && of.has_last(long_lane, log2_lanes)) nodes.at(own, 0, own.node(0), in_tile) = through;
+        if (own.makes >= 0 && of.has_last(long_lane, log2_lanes)) nodes.at(nodes.place(own, 0, own.number), in_tile) = through;
       }
       if (args.turns) {
         __syncthreads();
-        if (threadIdx.x == 0) nodes.publish(made == 0 ? kLevels + 1 : 1);
+        if (threadIdx.x == 0) nodes.publish(next_level(0));
       }
 
       int num_listed = 0;
@@ -450,55 +503,32 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
       }
 
       if (num_long > 0) {
-        // Levels from `level` on are joined at a time, all that are left if the tile makes no node that needs them.
-#pragma unroll 1
-        for (int level = 0; level <= kLevels;) {
-          const int next = level < min(made, kLevels - 1) ? level + 1 : kLevels + 1, makes = min(next, kLevels);
-#pragma unroll 1
-          for (int i = threadIdx.x; i < num_long * (kLevels + 1) * kFan; i += kThreads) {
-            const int entry = i / ((kLevels + 1) * kFan), of_level = i / kFan % (kLevels + 1);
-            const LongChunk& own = work.long_chunks[entry];
-            if (of_level < level || of_level >= next || i % kFan >= own.joined(of_level)) continue;
-            nodes.await(own, of_level, own.first_node(of_level) + i % kFan);
-          }
+        // Nodes of lower levels are made first, for those of higher ones and for what is known before the chunks. In each
+        // of them the slots of lower levels are full.
+        int level = 0;
+        do {
+          level = next_level(level);
+          const bool all = level >= kLevels;
+          const int first_slot = all ? 0 : kSlots - level * Nodes::kOthers;
+          if (awaited >= 0 && own_slot >= first_slot && (all || waiting.makes == level)) nodes.await(awaited, awaited_level);
           __syncthreads();
-          const int lane = threadIdx.x % kFan;
-          const unsigned mask = ((1u << kFan) - 1) << (threadIdx.x % 32 - lane);
 #pragma unroll 1
-          for (int item = threadIdx.x / kFan; item < long_items; item += kThreads / kFan) {
+          for (int item = threadIdx.x / kJoin; item < long_items; item += kThreads / kJoin) {
             const int entry = shape.by_columns(item), in_tile = item - entry * columns;
-            if (in_tile >= pieces.width) continue;
             const LongChunk& own = work.long_chunks[entry];
-            State of_level[kLevels + 1];
-#pragma unroll
-            for (int k = 0; k <= kLevels; ++k) {  // all of them in flight
-              if (k < level || k >= next || lane >= own.joined(k)) continue;
-              of_level[k] = nodes.at(own, k, own.first_node(k) + lane, in_tile);
-            }
-            bool is_known = own.joins_below(level);
-            State before = is_known ? known[item] : State{};
-#pragma unroll
-            for (int k = 0; k <= kLevels; ++k) {
-              const int joined = k < level || k >= next ? 0 : own.joined(k);
-              if (joined == 0) continue;
-#pragma unroll
-              for (int by = 1; by < kFan; by *= 2) {
-                const State after = shuffled(of_level[k], [&](uint32_t word) { return __shfl_down_sync(mask, word, by, kFan); });
-                if (lane + by < joined) of_level[k] = met(of_level[k], after, call.reverse);
-              }
-              before = is_known ? met(of_level[k], before, call.reverse) : of_level[k];
-              is_known = true;
-            }
-            if (lane > 0) continue;
-            known[item] = before;
-            if (!own.makes(makes)) continue;
-            const State& all = nodes.at(own, 0, own.node(0), in_tile);
-            nodes.at(own, makes, own.node(makes), in_tile) = is_known ? met(before, all, call.reverse) : all;
+            if (in_tile >= pieces.width || !(all || own.makes == level)) continue;
+            State before{};
+            const bool is_known = nodes.join(work.before[entry], first_slot, in_tile, before);
+            if (threadIdx.x % kJoin > 0) continue;
+            if (all) known[item] = before;
+            if (own.makes != level) continue;
+            const State& last = nodes.at(nodes.place(own, 0, own.number), in_tile);
+            nodes.at(nodes.place(own, level, own.number >> level * Nodes::kLog2Fan), in_tile) =
+                is_known ? met(before, last, call.reverse) : last;
           }
           __syncthreads();
-          if (threadIdx.x == 0 && level < made) nodes.publish(makes >= made ? kLevels + 1 : makes + 1);
-          level = next;
-        }
+          if (threadIdx.x == 0 && level <= kLevels) nodes.publish(next_level(level));
+        } while (level < kLevels);
         // The item that came last is at hand.
 #pragma unroll 1
         for (int item = long_item - long_step; item >= 0; item -= long_step) {
