@@ -220,67 +220,93 @@ struct ColumnRows {
   __device__ __forceinline__ ColumnRows(const ScanCall& call, V* x, const V* factors, int64_t* numbers, int stride, int n)
       : call(call), x(x), factors(factors), numbers(numbers), first_place(call.reverse ? (n - 1) * stride : 0),
         step(call.reverse ? -stride : stride), n(n) {}
-  __device__ __forceinline__ int place(int i) const { return first_place + i * step; }
   __device__ __forceinline__ V see(V value) const {
     if constexpr (S::kHasRow) return mirrored(value, call.kind == Scan::min);
     return value;
   }
-  __device__ __forceinline__ State at(int i) const {
-    const int from = place(i);
+
+  // Row i; those after it are stepped to, which takes less than to find each.
+  struct Cursor {
+    V* x;
+    const V* factor;
+    int64_t* number;
+  };
+  __device__ __forceinline__ Cursor row(int i) const {
+    const int place = first_place + i * step;
+    return {x + place, factors + place, numbers + place};
+  }
+  __device__ __forceinline__ void advance(Cursor& at) const {
+    at.x += step;
+    if constexpr (S::kIsLinear) at.factor += step;
+    if constexpr (S::kHasRow) at.number += step;
+  }
+  __device__ __forceinline__ State get(const Cursor& at) const {
     if constexpr (S::kIsLinear) {
-      return State::of(x[from], factors[from]);
+      return State::of(*at.x, *at.factor);
     } else if constexpr (S::kHasRow) {
-      return State::of(see(x[from]), numbers[from]);
+      return State::of(see(*at.x), *at.number);
     } else {
-      return State::of(x[from], 0);
+      return State::of(*at.x, 0);
     }
   }
-  __device__ __forceinline__ void put(int i, const State& state) const {
-    const int to = place(i);
-    x[to] = see(V(state.value(1)));
-    if constexpr (S::kHasRow) numbers[to] = state.row;
+  __device__ __forceinline__ void put(const Cursor& at, const State& state) const {
+    *at.x = see(V(state.value(1)));
+    if constexpr (S::kHasRow) *at.number = state.row;
   }
-  __device__ __forceinline__ void put_nothing(int i) const {
-    x[place(i)] = load_as<V>(nothing<typename S::Out, V>(call.kind, call.dtype));
-    if constexpr (S::kHasRow) numbers[place(i)] = -1;
+  __device__ __forceinline__ void put_nothing(const Cursor& at) const {
+    *at.x = load_as<V>(nothing<typename S::Out, V>(call.kind, call.dtype));
+    if constexpr (S::kHasRow) *at.number = -1;
   }
 
   // What rows [first, last) come to.
   __device__ __forceinline__ State total(int first, int last) const {
+    Cursor at = row(first);
     if constexpr (kTwice<State>) {
-      const auto start = [&](int i) { return State::start(x[place(i)], V{}); };
-      V joined = start(first), sum{};
+      V joined = State::start(*at.x, V{}), sum{};
 #pragma unroll 4
-      for (int i = first + 1; i < last; ++i) joined = State::lead(joined, start(i));
+      for (int i = first + 1; i < last; ++i) {
+        advance(at);
+        joined = State::lead(joined, State::start(*at.x, V{}));
+      }
       const V from = State::settle(joined, last - first);
+      at = row(first);
 #pragma unroll 4
-      for (int i = first; i < last; ++i) sum += State::term(x[place(i)], V{}, from);
+      for (int i = first; i < last; ++i) {
+        sum += State::term(*at.x, V{}, from);
+        advance(at);
+      }
       return State::part(from, sum, last - first);
     } else {
-      State state = at(first);
+      State state = get(at);
 #pragma unroll 4
-      for (int i = first + 1; i < last; ++i) state = met(state, at(i), call.reverse);
+      for (int i = first + 1; i < last; ++i) {
+        advance(at);
+        state = met(state, get(at), call.reverse);
+      }
       return state;
     }
   }
 
   // Results of rows [first, last), given what is known before them, if anything.
   __device__ __forceinline__ void write(int first, int last, bool is_known, State state) const {
+    Cursor at = row(first);
     int i = first;
     if (!is_known && i < last) {
-      state = at(i);
+      state = get(at);
       if (call.exclusive) {
-        put_nothing(i);
+        put_nothing(at);
       } else {
-        put(i, state);
+        put(at, state);
       }
+      advance(at);
       ++i;
     }
 #pragma unroll 4
     for (; i < last; ++i) {
       const State before = state;
-      state = met(state, at(i), call.reverse);
-      put(i, call.exclusive ? before : state);
+      state = met(state, get(at), call.reverse);
+      put(at, call.exclusive ? before : state);
+      advance(at);
     }
   }
 
@@ -345,6 +371,8 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
   const auto list_of = [&](int size) { return reinterpret_cast<int*>(shared + shape.list_offset[size]); };
   State* const known = reinterpret_cast<State*>(shared + args.known_offset);
 
+  // What only some threads do begins at other warps than the first, which has found the tile.
+  const int from_second = threadIdx.x ^ 32, from_third = threadIdx.x ^ 64, from_last = threadIdx.x ^ 96;
   const ScanCall& call = args.call;
   const T* const data = static_cast<const T*>(call.data);
   const T* const factor_data = static_cast<const T*>(call.factors);
@@ -422,7 +450,7 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
         }
       };
 #pragma unroll 1
-      for (int item = threadIdx.x; item < count * columns; item += kThreads) {
+      for (int item = from_last; item < count * columns; item += kThreads) {
         const int i = shape.by_columns(item), in_tile = item - i * columns;
         const int start = start_of(i), n = starts[i + 1] - start;
         if (!is_whole(i) || n > chunk) {
@@ -448,14 +476,14 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
 
       const Nodes nodes(args, column, unit);
       const int num_long = args.turns ? min(work.num_long, args.long_room) : 0;
-      const int own_slot = threadIdx.x % kSlots;
-      const LongChunk& waiting = work.long_chunks[threadIdx.x / kSlots];
+      const int own_slot = from_second % kSlots;
+      const LongChunk& waiting = work.long_chunks[from_second / kSlots];
       int awaited_level = 0;
       int64_t awaited = -1;
-      if (threadIdx.x < num_long * kSlots) {
+      if (from_second < num_long * kSlots) {
         const int64_t node = Nodes::in_slot(waiting.number, own_slot, awaited_level);
         if (node >= 0) awaited = nodes.maker(waiting, awaited_level, node);
-        work.before[threadIdx.x / kSlots][own_slot] = node < 0 ? -1 : nodes.place(waiting, awaited_level, node);
+        work.before[from_second / kSlots][own_slot] = node < 0 ? -1 : nodes.place(waiting, awaited_level, node);
       }
       // The next level above one of which there are nodes to be made.
       const auto next_level = [&](int level) {
@@ -479,7 +507,7 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
       }
       if (args.turns) {
         __syncthreads();
-        if (threadIdx.x == 0) nodes.publish(next_level(0));
+        if (from_last == 0) nodes.publish(next_level(0));
       }
 
       int num_listed = 0;
@@ -513,13 +541,13 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
           if (awaited >= 0 && own_slot >= first_slot && (all || waiting.makes == level)) nodes.await(awaited, awaited_level);
           __syncthreads();
 #pragma unroll 1
-          for (int item = threadIdx.x / kJoin; item < long_items; item += kThreads / kJoin) {
+          for (int item = from_third / kJoin; item < long_items; item += kThreads / kJoin) {
             const int entry = shape.by_columns(item), in_tile = item - entry * columns;
             const LongChunk& own = work.long_chunks[entry];
             if (in_tile >= pieces.width || !(all || own.makes == level)) continue;
             State before{};
             const bool is_known = nodes.join(work.before[entry], first_slot, in_tile, before);
-            if (threadIdx.x % kJoin > 0) continue;
+            if (from_third % kJoin > 0) continue;
             if (all) known[item] = before;
             if (own.makes != level) continue;
             const State& last = nodes.at(nodes.place(own, 0, own.number), in_tile);
@@ -527,7 +555,7 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
                 is_known ? met(before, last, call.reverse) : last;
           }
           __syncthreads();
-          if (threadIdx.x == 0 && level <= kLevels) nodes.publish(next_level(level));
+          if (from_last == 0 && level <= kLevels) nodes.publish(next_level(level));
         } while (level < kLevels);
         // The item that came last is at hand.
 #pragma unroll 1
