@@ -136,8 +136,24 @@ struct Nodes {
     const int64_t first = args.call.reverse ? chunk.chunks - ((node + 1) << log2_chunks) : node << log2_chunks;
     return args.level_begin[level] + ((chunk.begin + (first << log2_chunk)) >> (log2_chunk + log2_chunks));
   }
-  __device__ __forceinline__ State& at(int64_t place, int in_tile) const {
-    return static_cast<State*>(args.nodes)[place * args.call.inner + column + in_tile];
+  // Nodes are read and written in as few accesses as can be, and past the first cache, which knows nothing of other blocks.
+  using Part = std::conditional_t<sizeof(State) % 16 == 0, uint4, std::conditional_t<sizeof(State) % 8 == 0, uint2, unsigned>>;
+  struct Parts {
+    Part part[sizeof(State) / sizeof(Part)];
+  };
+  __device__ __forceinline__ Part* at(int64_t place, int in_tile) const {
+    return static_cast<Parts*>(args.nodes)[place * args.call.inner + column + in_tile].part;
+  }
+  __device__ __forceinline__ State get(int64_t place, int in_tile) const {
+    const Part* const from = at(place, in_tile);
+    Parts parts;
+    for (int i = 0; i < int(sizeof(State) / sizeof(Part)); ++i) parts.part[i] = __ldcg(from + i);
+    return bit_cast<State>(parts);
+  }
+  __device__ __forceinline__ void put(int64_t place, int in_tile, const State& state) const {
+    Part* const to = at(place, in_tile);
+    const Parts parts = bit_cast<Parts>(state);
+    for (int i = 0; i < int(sizeof(State) / sizeof(Part)); ++i) __stcg(to + i, parts.part[i]);
   }
 
   // The unit that makes a node, -1 if there is nothing to wait for: it is this one, or offsets do not ascend.
@@ -168,7 +184,7 @@ struct Nodes {
     for (int i = 0; i < kHeld; ++i) {
       const int64_t place = places[lane * kHeld + i];
       is_held[i] = place >= 0 && lane * kHeld + i >= first_slot;
-      if (is_held[i]) held[i] = at(place, in_tile);
+      if (is_held[i]) held[i] = get(place, in_tile);
     }
     bool has = false;
 #pragma unroll
@@ -503,7 +519,7 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
         const LongChunk& own = work.long_chunks[entry];
         const auto of = rows_of_long(own, in_tile);
         through = of.through(long_lane, log2_lanes, long_mask);
-        if (own.makes >= 0 && of.has_last(long_lane, log2_lanes)) nodes.at(nodes.place(own, 0, own.number), in_tile) = through;
+        if (own.makes >= 0 && of.has_last(long_lane, log2_lanes)) nodes.put(nodes.place(own, 0, own.number), in_tile, through);
       }
       if (args.turns) {
         __syncthreads();
@@ -550,9 +566,9 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
             if (from_third % kJoin > 0) continue;
             if (all) known[item] = before;
             if (own.makes != level) continue;
-            const State& last = nodes.at(nodes.place(own, 0, own.number), in_tile);
-            nodes.at(nodes.place(own, level, own.number >> level * Nodes::kLog2Fan), in_tile) =
-                is_known ? met(before, last, call.reverse) : last;
+            const State last = nodes.get(nodes.place(own, 0, own.number), in_tile);
+            nodes.put(nodes.place(own, level, own.number >> level * Nodes::kLog2Fan), in_tile,
+                      is_known ? met(before, last, call.reverse) : last);
           }
           __syncthreads();
           if (from_last == 0 && level <= kLevels) nodes.publish(next_level(level));
