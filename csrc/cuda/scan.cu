@@ -134,7 +134,8 @@ struct Nodes {
   __device__ __forceinline__ int64_t place(const LongChunk& chunk, int level, int64_t node) const {
     const int log2_chunks = level * kLog2Fan, log2_chunk = args.shape.log2_chunk;
     const int64_t first = args.call.reverse ? chunk.chunks - ((node + 1) << log2_chunks) : node << log2_chunks;
-    return args.level_begin[level] + ((chunk.begin + (first << log2_chunk)) >> (log2_chunk + log2_chunks));
+    const int64_t row = args.level_begin[level] + ((chunk.begin + (first << log2_chunk)) >> (log2_chunk + log2_chunks));
+    return row * args.call.inner + column;
   }
   // Nodes are read and written in as few accesses as can be, and past the first cache, which knows nothing of other blocks.
   using Part = std::conditional_t<sizeof(State) % 16 == 0, uint4, std::conditional_t<sizeof(State) % 8 == 0, uint2, unsigned>>;
@@ -142,7 +143,7 @@ struct Nodes {
     Part part[sizeof(State) / sizeof(Part)];
   };
   __device__ __forceinline__ Part* at(int64_t place, int in_tile) const {
-    return static_cast<Parts*>(args.nodes)[place * args.call.inner + column + in_tile].part;
+    return static_cast<Parts*>(args.nodes)[place + in_tile].part;
   }
   __device__ __forceinline__ State get(int64_t place, int in_tile) const {
     const Part* const from = at(place, in_tile);
@@ -388,7 +389,7 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
   State* const known = reinterpret_cast<State*>(shared + args.known_offset);
 
   // What only some threads do begins at other warps than the first, which has found the tile.
-  const int from_second = threadIdx.x ^ 32, from_third = threadIdx.x ^ 64, from_last = threadIdx.x ^ 96;
+  const int from_second = (threadIdx.x + kThreads - 32) % kThreads, from_last = threadIdx.x ^ (kThreads - 32);
   const ScanCall& call = args.call;
   const T* const data = static_cast<const T*>(call.data);
   const T* const factor_data = static_cast<const T*>(call.factors);
@@ -492,14 +493,14 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
 
       const Nodes nodes(args, column, unit);
       const int num_long = args.turns ? min(work.num_long, args.long_room) : 0;
-      const int own_slot = from_second % kSlots;
-      const LongChunk& waiting = work.long_chunks[from_second / kSlots];
+      const int own_slot = from_last % kSlots;
+      const LongChunk& waiting = work.long_chunks[from_last / kSlots];
       int awaited_level = 0;
       int64_t awaited = -1;
-      if (from_second < num_long * kSlots) {
+      if (from_last < num_long * kSlots) {
         const int64_t node = Nodes::in_slot(waiting.number, own_slot, awaited_level);
         if (node >= 0) awaited = nodes.maker(waiting, awaited_level, node);
-        work.before[from_second / kSlots][own_slot] = node < 0 ? -1 : nodes.place(waiting, awaited_level, node);
+        work.before[from_last / kSlots][own_slot] = node < 0 ? -1 : nodes.place(waiting, awaited_level, node);
       }
       // The next level above one of which there are nodes to be made.
       const auto next_level = [&](int level) {
@@ -557,13 +558,13 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
           if (awaited >= 0 && own_slot >= first_slot && (all || waiting.makes == level)) nodes.await(awaited, awaited_level);
           __syncthreads();
 #pragma unroll 1
-          for (int item = from_third / kJoin; item < long_items; item += kThreads / kJoin) {
+          for (int item = from_second / kJoin; item < long_items; item += kThreads / kJoin) {
             const int entry = shape.by_columns(item), in_tile = item - entry * columns;
             const LongChunk& own = work.long_chunks[entry];
             if (in_tile >= pieces.width || !(all || own.makes == level)) continue;
             State before{};
             const bool is_known = nodes.join(work.before[entry], first_slot, in_tile, before);
-            if (from_third % kJoin > 0) continue;
+            if (from_second % kJoin > 0) continue;
             if (all) known[item] = before;
             if (own.makes != level) continue;
             const State last = nodes.get(nodes.place(own, 0, own.number), in_tile);
