@@ -62,11 +62,12 @@ struct ScanPolicy {
   static constexpr int kNarrow = 8;
   static constexpr int kWideRun = 16;
   static constexpr int kWideSize = 1;
-  // Lanes that share a chunk of a long segment, as many as let a block take all columns at a time, as powers of two; and at
-  // most that many such chunks in a tile: its keys are up to four times the rows of a chunk, and of each long segment that
-  // is cut or whole a tile has the last chunk, which may be one row, and the first one of the next.
+  // A chunk of a long segment is shared by at least that many lanes, as a power of two, or by as many as let half a block
+  // take all columns at a time: more have more to do to tell each other than they have rows. Measured, a segment of 38000
+  // rows of 64 floats: 166 instructions for each running maximum, and 184 by a whole block.
   static constexpr int kMinLog2Lanes = 2;
-  static constexpr int kMaxLog2Lanes = 5;
+  // At most that many such chunks in a tile: its keys are up to four times the rows of a chunk, and for each chunk it may
+  // have the last one of a segment, of one row, and the first one of the next.
   static constexpr int kLongRoom = 8;
   // Nodes of a level that one of the next stands for, as a power of two, and the last level. Each node of that waits for the
   // one before: 1024 chunks, which are 4 to 16 MB, make up for it. More nodes for one would be fewer levels to wait for, but
@@ -173,7 +174,7 @@ struct Nodes {
     ::cuda::atomic_ref<int, ::cuda::thread_scope_device>(progress[unit]).store(levels, ::cuda::memory_order_release);
   }
 
-  // What the nodes in slots come to, to the first of kJoinLanes lanes; whether there are any.
+  // What the nodes in slots from the first one on come to, to the first of kJoinLanes lanes; whether there are any.
   __device__ __forceinline__ bool join(const int64_t* places, int first_slot, int in_tile, State& state) const {
     constexpr int kLanes = ScanPolicy::kJoinLanes, kHeld = kSlots / kLanes;
     static_assert(kSlots % kLanes == 0);
@@ -405,18 +406,19 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
 #pragma unroll 1
     for (int64_t turn = blockIdx.x; turn < args.units; turn += gridDim.x) {
       __syncthreads();  // the tile before is done with shared memory
-      if (threadIdx.x == 0) {
-        const int64_t taken = args.turns ? int64_t(atomicAdd(args.turns + column / columns, 1ull)) : turn;
-        work.unit = call.reverse ? args.units - 1 - taken : taken;
-      }
-      __syncthreads();
-      const int64_t unit = work.unit;
-      TileEdges found;
-      if (threadIdx.x < 2 * kSearch && args.stack.find_tile<kSearch>(unit, shape.keys, chunk, found)) {
-        work.edges = found;
-        for (int size = 0; size < kTeams; ++size) work.num_listed[size] = 0;
-        work.num_long = work.makes = 0;
-        starts[0] = 0;
+      if (threadIdx.x < 2 * kSearch) {
+        int64_t taken = turn;
+        if (args.turns && threadIdx.x == 0) taken = int64_t(atomicAdd(args.turns + column / columns, 1ull));
+        if (args.turns) taken = __shfl_sync((1u << 2 * kSearch) - 1, taken, 0);
+        const int64_t unit = call.reverse ? args.units - 1 - taken : taken;
+        TileEdges found;
+        if (args.stack.find_tile<kSearch>(unit, shape.keys, chunk, found)) {
+          work.edges = found;
+          work.unit = unit;
+          for (int size = 0; size < kTeams; ++size) work.num_listed[size] = 0;
+          work.num_long = work.makes = 0;
+          starts[0] = 0;
+        }
       }
       __syncthreads();
       const int count = work.edges.count, rows = work.edges.rows;
@@ -491,7 +493,7 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
       }
       __syncthreads();
 
-      const Nodes nodes(args, column, unit);
+      const Nodes nodes(args, column, work.unit);
       const int num_long = args.turns ? min(work.num_long, args.long_room) : 0;
       const int own_slot = from_last % kSlots;
       const LongChunk& waiting = work.long_chunks[from_last / kSlots];
@@ -512,7 +514,7 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
       const int long_lane = threadIdx.x & ((1 << log2_lanes) - 1);
       const unsigned long_mask = (0xffffffffu >> (32 - (1 << log2_lanes))) << (threadIdx.x % 32 - long_lane);
       State through{};  // of the last item
-      int long_item = threadIdx.x >> log2_lanes;
+      int long_item = from_second >> log2_lanes;
 #pragma unroll 1
       for (; long_item < long_items; long_item += long_step) {
         const int entry = shape.by_columns(long_item), in_tile = long_item - entry * columns;
@@ -557,14 +559,15 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
           const int first_slot = all ? 0 : kSlots - level * Nodes::kOthers;
           if (awaited >= 0 && own_slot >= first_slot && (all || waiting.makes == level)) nodes.await(awaited, awaited_level);
           __syncthreads();
+          const int from_idle = (from_second - (long_items << log2_lanes)) & (kThreads - 1);
 #pragma unroll 1
-          for (int item = from_second / kJoin; item < long_items; item += kThreads / kJoin) {
+          for (int item = from_idle / kJoin; item < long_items; item += kThreads / kJoin) {
             const int entry = shape.by_columns(item), in_tile = item - entry * columns;
             const LongChunk& own = work.long_chunks[entry];
             if (in_tile >= pieces.width || !(all || own.makes == level)) continue;
             State before{};
             const bool is_known = nodes.join(work.before[entry], first_slot, in_tile, before);
-            if (from_second % kJoin > 0) continue;
+            if (threadIdx.x % kJoin > 0) continue;
             if (all) known[item] = before;
             if (own.makes != level) continue;
             const State last = nodes.get(nodes.place(own, 0, own.number), in_tile);
@@ -635,9 +638,7 @@ struct ScanRows {
     shared_bytes = shape.bytes;
     if (call.segments.num_positions <= shape.chunk) return;
     args.log2_lanes = ScanPolicy::kMinLog2Lanes;
-    while (args.log2_lanes < ScanPolicy::kMaxLog2Lanes && shape.columns << (args.log2_lanes + 1) <= ScanPolicy::kThreads) {
-      ++args.log2_lanes;
-    }
+    while (args.log2_lanes < 5 && shape.columns << (args.log2_lanes + 1) <= ScanPolicy::kThreads / 2) ++args.log2_lanes;
     args.long_room = int(std::min<int64_t>(2 * ceil_div(shape.keys, shape.chunk), ScanPolicy::kLongRoom));
     args.known_offset = int(ceil_div(shape.bytes, 16) * 16);
     shared_bytes = args.known_offset + args.long_room * shape.columns * sizeof(State);
