@@ -555,8 +555,8 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
         int level = 0;
         do {
           level = next_level(level);
-          const bool all = level >= kLevels;
-          const int first_slot = all ? 0 : kSlots - level * Nodes::kOthers;
+          const bool all = level > kLevels;
+          const int first_slot = level >= kLevels ? 0 : kSlots - level * Nodes::kOthers;
           if (awaited >= 0 && own_slot >= first_slot && (all || waiting.makes == level)) nodes.await(awaited, awaited_level);
           __syncthreads();
           const int from_idle = (from_second - (long_items << log2_lanes)) & (kThreads - 1);
@@ -576,7 +576,7 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
           }
           __syncthreads();
           if (from_last == 0 && level <= kLevels) nodes.publish(next_level(level));
-        } while (level < kLevels);
+        } while (level <= kLevels);
         // The item that came last is at hand.
 #pragma unroll 1
         for (int item = long_item - long_step; item >= 0; item -= long_step) {
