@@ -8,28 +8,28 @@
 //     others                        lane 0 | lane 1 | ...          4, 8, 16 or 32 lanes, each with a run of rows
 //     memory          | segment | segment |   segment   | ...      16 bytes for each thread
 //
-// A segment longer than a chunk goes on through many tiles, which find out in one launch what comes before them. A tile
-// makes known what each of its chunks comes to, waits for what earlier tiles have made known, and only then writes results,
-// so that rows are read once. Chunks of a segment are numbered in the order in which they are met, and nodes stand for
-// some of them, with kFan = 4:
+// A segment longer than a chunk stands in many tiles, which find out in the same launch what comes before them: a tile makes
+// known what each of its chunks comes to, waits for what earlier tiles make known, and writes results only then, so rows
+// are read once. Chunks of a segment are numbered in the order in which they are met, and nodes stand for some of them:
 //
-//     level 2    |      0 to 15 ...                                       what all chunks of a node come to;
-//     level 1    | 0 to 3 | 4 to 7 | 8 to 11 | 12 to 15 | 16 to 19 | ...  at level kLevels: and all chunks before
+//     level 2    |               0 to 15                |                 what the chunks of a node come to;
+//     level 1    | 0 to 3 | 4 to 7 | 8 to 11 | 12 to 15 | 16 to 19 | ...  at the last level, the chunks before them, too
 //     level 0    | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | ...
 //
-// The tile with the last chunk of a node makes it. What is known before a chunk is joined from at most kFan - 1 nodes of
-// each level, and the one before of level kLevels: before chunk 22 these are 0 to 15, 16 to 19, 20, 21. So it depends on
-// the length of a segment only what is joined to what, and neither on its neighbours and its place nor on who is first:
-// a tile that took what it finds, be it a sum of one tile or of all before, as in a single-pass scan with decoupled
-// look-back (Merrill and Garland, 2016; cub::ScanTileState), would round otherwise each time. Nor does it matter whether
-// rows stand in order. Tiles are taken in turns, so that those which are waited for are at work already, and each says how
-// far it is, whatever offsets say: even if they were never checked, no tile waits for what does not come.
+// The tile with the last chunk of a node makes it. What is known before a chunk is joined from up to three nodes of each
+// level and the one before of the last level: before chunk 22, from 0 to 15, 16 to 19, 20 and 21. So what is joined to what
+// depends on the length of a segment only: its neighbours, its place and the order in which tiles come along change nothing,
+// nor does it matter whether its rows stand in order. A scan that looks back for what it can find, be it of one tile or of
+// all before (Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back", 2016; cub::ScanTileState),
+// waits for less, but rounds otherwise each time.
 //
-// Sums of float run in double, of which even the smallest devices can do as many as memory brings elements.
+// Tiles are taken in turns, so those that are waited for are at work already. Each says how far it is whatever offsets say:
+// even if they were never checked, no tile waits for what does not come. Sums of float run in double, of which even the
+// smallest devices can do as many as memory brings elements.
 //
-// Bytes moved for each element: sizeof(T) for the data and the result; for each chunk of a long segment one State written
-// and on average (kFan - 1) / 2 for each level read, which is five to seven of 64 columns by 128 rows of float; for each
-// tile four bytes of progress, and for each that it waits for.
+// Bytes moved for each element: sizeof(T) for the data and the result. Of a long segment also, for each chunk, one State
+// written and some read, of which there are more the longer it is: measured, for 38000 rows of 64 floats, 6 to 9 % of the
+// bytes of data and results.
 #include <cuda_runtime.h>
 
 #include <cstring>
@@ -69,9 +69,9 @@ struct ScanPolicy {
   // At most that many such chunks in a tile: its keys are up to four times the rows of a chunk, and for each chunk it may
   // have the last one of a segment, of one row, and the first one of the next.
   static constexpr int kLongRoom = 8;
-  // Nodes of a level that one of the next stands for, as a power of two, and the last level. Each node of that waits for the
-  // one before: 1024 chunks, which are 4 to 16 MB, make up for it. More nodes for one would be fewer levels to wait for, but
-  // more to read.
+  // Nodes of a level that one of the next stands for, as a power of two, and the last level. A node of the last level waits
+  // for the one before, so all of them wait in a row, but each stands for 1024 chunks: 4 MB of data and more. If more nodes
+  // made one, there would be fewer levels to wait for, and more nodes to read.
   static constexpr int kLog2Fan = 2;
   static constexpr int kLevels = 5;
   static constexpr int kJoinLanes = 4;  // that join the nodes before a chunk
@@ -87,7 +87,8 @@ struct ScanArgs {
   int64_t units;                // tiles, each of some columns
   unsigned long long* turns;    // [tiles of columns] how many units were taken; none if no segment can be longer than a chunk
   int* progress;                // [tiles of columns, units] levels of nodes that a unit has made known
-  void* nodes;                  // [nodes, inner] States
+  void* nodes;                  // [parts of a State, nodes, inner]
+  int64_t num_nodes;            // nodes * inner
   int64_t level_begin[ScanPolicy::kLevels + 1];
   int log2_lanes;               // that share a chunk of a long segment
   int long_room;                // chunks of long segments in a tile
@@ -98,6 +99,7 @@ struct ScanArgs {
 struct LongChunk {
   int64_t begin, key;      // of the segment: its position in the stack, and the key of its first chunk
   int64_t number, chunks;  // chunks before it, and of the segment
+  int64_t place;           // of its node of level 0
   int start, rows;         // in the tile
   int makes;               // the level of the node that it is the last chunk of and that later ones join, -1 if there are none
 };
@@ -138,24 +140,25 @@ struct Nodes {
     const int64_t row = args.level_begin[level] + ((chunk.begin + (first << log2_chunk)) >> (log2_chunk + log2_chunks));
     return row * args.call.inner + column;
   }
-  // Nodes are read and written in as few accesses as can be, and past the first cache, which knows nothing of other blocks.
+  // Nodes are read and written in as few parts as can be, each of which is next to that of the next column, and past the
+  // first cache, which knows nothing of other blocks.
   using Part = std::conditional_t<sizeof(State) % 16 == 0, uint4, std::conditional_t<sizeof(State) % 8 == 0, uint2, unsigned>>;
+  static constexpr int kParts = sizeof(State) / sizeof(Part);
   struct Parts {
-    Part part[sizeof(State) / sizeof(Part)];
+    Part part[kParts];
   };
-  __device__ __forceinline__ Part* at(int64_t place, int in_tile) const {
-    return static_cast<Parts*>(args.nodes)[place + in_tile].part;
-  }
   __device__ __forceinline__ State get(int64_t place, int in_tile) const {
-    const Part* const from = at(place, in_tile);
+    const Part* const from = static_cast<const Part*>(args.nodes) + place + in_tile;
     Parts parts;
-    for (int i = 0; i < int(sizeof(State) / sizeof(Part)); ++i) parts.part[i] = __ldcg(from + i);
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) parts.part[i] = __ldcg(from + i * args.num_nodes);
     return bit_cast<State>(parts);
   }
   __device__ __forceinline__ void put(int64_t place, int in_tile, const State& state) const {
-    Part* const to = at(place, in_tile);
+    Part* const to = static_cast<Part*>(args.nodes) + place + in_tile;
     const Parts parts = bit_cast<Parts>(state);
-    for (int i = 0; i < int(sizeof(State) / sizeof(Part)); ++i) __stcg(to + i, parts.part[i]);
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) __stcg(to + i * args.num_nodes, parts.part[i]);
   }
 
   // The unit that makes a node, -1 if there is nothing to wait for: it is this one, or offsets do not ascend.
@@ -164,6 +167,7 @@ struct Nodes {
     const int64_t made_by = (chunk.key + (last << args.shape.log2_chunk)) / args.shape.keys;
     return (args.call.reverse ? made_by > unit : made_by < unit) ? made_by : -1;
   }
+  // What was written before it was published can be read after this, by the whole block behind a barrier.
   __device__ __forceinline__ void await(int64_t maker, int level) const {
     const ::cuda::atomic_ref<int, ::cuda::thread_scope_device> made(progress[maker]);
     while (made.load(::cuda::memory_order_acquire) <= level) {
@@ -446,6 +450,7 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
         const int at = pieces.shift + start * stride + in_tile;
         return ColumnRows<Types>(call, x + at, factors + at, numbers + at, stride, n);
       };
+      const Nodes nodes(args, column, work.unit);
       // Lists the chunks of a long segment of the tile, in any order. More than there is room for, or with a wrong number,
       // only where offsets do not ascend.
       const auto list_long = [&](int i, int start, int n) {
@@ -464,6 +469,7 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
           own.start = start + (c << log2_chunk);
           own.rows = min(chunk, n - (c << log2_chunk));
           own.makes = Nodes::made_by(own.number, own.chunks);
+          own.place = nodes.place(own, 0, own.number);
           work.long_chunks[entry] = own;
           if (own.makes > 0) atomicOr(&work.makes, 1u << own.makes);
         }
@@ -493,7 +499,6 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
       }
       __syncthreads();
 
-      const Nodes nodes(args, column, work.unit);
       const int num_long = args.turns ? min(work.num_long, args.long_room) : 0;
       const int own_slot = from_last % kSlots;
       const LongChunk& waiting = work.long_chunks[from_last / kSlots];
@@ -522,7 +527,7 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
         const LongChunk& own = work.long_chunks[entry];
         const auto of = rows_of_long(own, in_tile);
         through = of.through(long_lane, log2_lanes, long_mask);
-        if (own.makes >= 0 && of.has_last(long_lane, log2_lanes)) nodes.put(nodes.place(own, 0, own.number), in_tile, through);
+        if (own.makes >= 0 && of.has_last(long_lane, log2_lanes)) nodes.put(own.place, in_tile, through);
       }
       if (args.turns) {
         __syncthreads();
@@ -570,7 +575,7 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
             if (threadIdx.x % kJoin > 0) continue;
             if (all) known[item] = before;
             if (own.makes != level) continue;
-            const State last = nodes.get(nodes.place(own, 0, own.number), in_tile);
+            const State last = nodes.get(own.place, in_tile);
             nodes.put(nodes.place(own, level, own.number >> level * Nodes::kLog2Fan), in_tile,
                       is_known ? met(before, last, call.reverse) : last);
           }
@@ -622,7 +627,7 @@ struct ScanRows {
 
   ScanArgs args{};
   bool vectors;
-  size_t shared_bytes, progress_bytes = 0, node_bytes = 0;
+  size_t shared_bytes, progress_bytes = 0;
   int64_t column_tiles;
 
   explicit ScanRows(const ScanCall& call) {
@@ -649,10 +654,10 @@ struct ScanRows {
       args.level_begin[level] = nodes;
       nodes += ceil_div(args.stack.num_positions(), int64_t(shape.chunk) << level * ScanPolicy::kLog2Fan);
     }
-    node_bytes = nodes * call.inner * sizeof(State);
+    args.num_nodes = nodes * call.inner;
   }
 
-  size_t workspace() const { return progress_bytes + node_bytes; }
+  size_t workspace() const { return progress_bytes + args.num_nodes * sizeof(State); }
 
   void run(void* workspace, cudaStream_t stream) {
     if (progress_bytes > 0) {
