@@ -7,8 +7,7 @@ It stands in for a stopwatch, and does not depend on the machine. One table for 
 
 - l2 / ideal: bytes of all 32-byte sectors that the launches ask for, by the bytes of the inputs read once and the
   results written once. Caches are not simulated, so what one warp reads again counts again. A normalisation has to read
-  the rows of one giant segment twice, which makes 1.48 of softmax and 1.63 of its backward the least that there can be;
-  a scan does so, too.
+  the rows of one giant segment twice, which makes 1.48 of softmax and 1.63 of its backward the least that there can be.
 - instructions: of all threads, in PTX, by elements of the larger of input and output.
 - longest warp: instructions of the warp that has most; of skewed inputs also by that of the uniform input above.
 - launches, and whether the host waited for the device.

@@ -1,6 +1,7 @@
 """Scans: options, literal values, what they mean row by row, derivatives with zeros and infinities, accuracy."""
 
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -226,6 +227,58 @@ def test_last_row_is_the_reduction(op, device):
     testing.assert_matches(last, first(whole.fn(data, segments)).cpu(), torch.float32, exact=op.exact)
 
 
+@pytest.fixture
+def order_of_threads(device):
+    """Sets the order in which the simulator of CUDA takes threads and blocks, where there is one; None is its own."""
+    simulated = None
+    if device == "cuda":
+        try:
+            import cudasim
+
+            simulated = cudasim if cudasim.active() else None
+        except ImportError:
+            pass
+    yield lambda seed: simulated and simulated.set_seed(seed)
+    if simulated:
+        simulated.set_seed(os.environ.get("CUDASIM_SEED"))
+
+
+@pytest.mark.parametrize("reverse", (False, True), ids=("plain", "reverse"))
+def test_segments_of_very_many_chunks(device, reverse):
+    """More than two of the largest groups of chunks that are joined at a time: 1024 chunks of 128 rows. What is joined does
+    not commute: y_i = x_i + f_i * y_(i - 1), where f is 1 or -1 and x a small number, so that all is exact."""
+    rows, columns, before, after = 128 * 2100 + 5, 3, 70, 9
+    generator = testing.make_generator(1)
+    factors = torch.randint(0, 2, (before + rows + after, columns), generator=generator).double() * 2 - 1
+    data = torch.randint(-3, 4, factors.shape, generator=generator).double()
+    offsets = torch.tensor([0, before, before + rows, before + rows + after])
+    found = torch.ops.fastops._segment_linear_scan(factors.to(device), data.to(device), offsets.to(device), None, None, 0, reverse)
+    for begin, end in itertools.pairwise(offsets.tolist()):
+        f, x, y = (t[begin:end].flip(0) if reverse else t[begin:end] for t in (factors, data, found.cpu()))
+        sign = f.cumprod(0)
+        expected = sign * (x * sign).cumsum(0)
+        assert torch.equal(y[1:], expected[:-1]) and not y[0].any()
+
+
+@every_option
+@every_scan
+def test_bits_depend_on_nothing_but_the_segment(op, device, options, order_of_threads):
+    """A long segment has the same bits in whatever order its tiles come along, and wherever it stands."""
+    long = 6000
+    for features, lengths in ((8, (37, long, 1, 0, 700)), (1, (3, 1100, 2 * long, 5))):
+        segments = testing.make_segments(lengths, device=device)
+        data = testing.make_data((segments.num_rows, features), torch.float32, kind=op.data_kind).to(device)
+        order_of_threads(None)
+        expected = first(op.fn(data, segments, **options))
+        number = max(range(len(lengths)), key=lengths.__getitem__)
+        begin, end = sum(lengths[:number]), sum(lengths[: number + 1])
+        alone = first(op.fn(data[begin:end], torch.tensor([0, end - begin], device=device), **options))
+        assert torch.equal(alone, expected[begin:end])
+        for seed in range(2):
+            order_of_threads(seed)
+            assert torch.equal(first(op.fn(data, segments, **options)), expected)
+
+
 lengths = st.lists(st.integers(0, 40), min_size=0, max_size=12)
 
 
@@ -288,6 +341,16 @@ def test_wrong_segments_stay_in_bounds(op, device):
             assert first(op.fn(data, segments, **options)).shape == data.shape
     if device == "cuda":
         torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("wrong", ([0, 2999, 100, 2900, 3000], [2999, 0, 2000, 0, 3000], [-5, 2**40, 1, 2000, 3000]), ids=str)
+def test_wrong_long_segments_come_to_an_end(device, wrong):
+    """A chunk that waits for others waits for none that nobody has."""
+    segments = Segments.from_offsets(torch.tensor(wrong, device=device), check_invariants=False)
+    for reverse in (False, True):
+        for features in (1, 8):
+            data = torch.ones((3000, features), device=device)
+            assert segment_cumsum(data, segments, reverse=reverse).cpu().shape == data.shape
 
 
 def test_autocast(cuda):

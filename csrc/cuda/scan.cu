@@ -8,16 +8,32 @@
 //     others                        lane 0 | lane 1 | ...          4, 8, 16 or 32 lanes, each with a run of rows
 //     memory          | segment | segment |   segment   | ...      16 bytes for each thread
 //
-// Of a segment longer than a chunk the first launch only finds out what each chunk comes to, which goes to a slot. The
-// second launch turns the slots of a segment into what is known before each chunk, and the third one reads its rows again
-// and writes their results. What is joined to what depends on the length of a segment only, so its neighbours and its
-// place change nothing, nor does it matter whether its rows stand in order. Sums of float run in double, of which even
-// the smallest devices can do as many as memory brings elements.
+// A segment longer than a chunk stands in many tiles, which find out in the same launch what comes before them: a tile makes
+// known what each of its chunks comes to, waits for what earlier tiles make known, and writes results only then, so rows
+// are read once. Chunks of a segment are numbered in the order in which they are met, and nodes stand for some of them:
 //
-// Bytes moved for each element: sizeof(T) for the data and the result; of long segments the data twice.
+//     level 2    |               0 to 15                |                 what the chunks of a node come to;
+//     level 1    | 0 to 3 | 4 to 7 | 8 to 11 | 12 to 15 | 16 to 19 | ...  at the last level, the chunks before them, too
+//     level 0    | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | ...
+//
+// The tile with the last chunk of a node makes it. What is known before a chunk is joined from up to three nodes of each
+// level and the one before of the last level: before chunk 22, from 0 to 15, 16 to 19, 20 and 21. So what is joined to what
+// depends on the length of a segment only: its neighbours, its place and the order in which tiles come along change nothing,
+// nor does it matter whether its rows stand in order. A scan that looks back for what it can find, be it of one tile or of
+// all before (Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back", 2016; cub::ScanTileState),
+// waits for less, but rounds otherwise each time.
+//
+// Tiles are taken in turns, so those that are waited for are at work already. Each says how far it is whatever offsets say:
+// even if they were never checked, no tile waits for what does not come. Sums of float run in double, of which even the
+// smallest devices can do as many as memory brings elements.
+//
+// Bytes moved for each element: sizeof(T) for the data and the result. Of a long segment also, for each chunk, one State
+// written and some read, of which there are more the longer it is: measured, for 38000 rows of 64 floats, 6 to 9 % of the
+// bytes of data and results.
 #include <cuda_runtime.h>
 
 #include <cstring>
+#include <cuda/atomic>
 #include <type_traits>
 
 #include "cuda/launch.cuh"
@@ -46,12 +62,19 @@ struct ScanPolicy {
   static constexpr int kNarrow = 8;
   static constexpr int kWideRun = 16;
   static constexpr int kWideSize = 1;
-  // Joining: columns side by side at most; windows of chunk positions that a block looks through; chunks of a segment that
-  // one thread goes through.
-  static constexpr int kJoinThreads = 256;
-  static constexpr int kJoinColumns = 4;
-  static constexpr int kJoinBatch = 64;
-  static constexpr int kFew = 16;
+  // A chunk of a long segment is shared by at least that many lanes, as a power of two, or by as many as let half a block
+  // take all columns at a time: more have more to do to tell each other than they have rows. Measured, a segment of 38000
+  // rows of 64 floats: 166 instructions for each running maximum, and 184 by a whole block.
+  static constexpr int kMinLog2Lanes = 2;
+  // At most that many such chunks in a tile: its keys are up to four times the rows of a chunk, and for each chunk it may
+  // have the last one of a segment, of one row, and the first one of the next.
+  static constexpr int kLongRoom = 8;
+  // Nodes of a level that one of the next stands for, as a power of two, and the last level. A node of the last level waits
+  // for the one before, so all of them wait in a row, but each stands for 1024 chunks: 4 MB of data and more. If more nodes
+  // made one, there would be fewer levels to wait for, and more nodes to read.
+  static constexpr int kLog2Fan = 2;
+  static constexpr int kLevels = 5;
+  static constexpr int kJoinLanes = 4;  // that join the nodes before a chunk
 };
 
 template <class T>
@@ -61,13 +84,130 @@ struct ScanArgs {
   ScanCall call;
   StackedSegments stack;
   TileShape<ScanPolicy> shape;
-  void* partials;           // [slots, inner] what chunks of long segments come to; then what is known before them
-  int64_t* covering;        // [windows] of chunk positions: the segment that stands at the last of them if it is long, or -1
-  unsigned char* has_long;  // [units] whether a tile has rows of a long segment
-  int64_t units;            // tiles
-  int64_t windows;          // 0 if no segment can be longer than a chunk
-  int join_columns;         // that a block of the second launch takes
-  bool applies;             // the third launch
+  int64_t units;                // tiles, each of some columns
+  unsigned long long* turns;    // [tiles of columns] how many units were taken; none if no segment can be longer than a chunk
+  int* progress;                // [tiles of columns, units] levels of nodes that a unit has made known
+  void* nodes;                  // [parts of a State, nodes, inner]
+  int64_t num_nodes;            // nodes * inner
+  int64_t level_begin[ScanPolicy::kLevels + 1];
+  int log2_lanes;               // that share a chunk of a long segment
+  int long_room;                // chunks of long segments in a tile
+  int known_offset;             // in shared memory: [long_room, columns] States, what is known before these chunks
+};
+
+// A chunk of a long segment, and its place among the others in the order in which they are met.
+struct LongChunk {
+  int64_t begin, key;      // of the segment: its position in the stack, and the key of its first chunk
+  int64_t number, chunks;  // chunks before it, and of the segment
+  int64_t place;           // of its node of level 0
+  int start, rows;         // in the tile
+  int makes;               // the level of the node that it is the last chunk of and that later ones join, -1 if there are none
+};
+
+// The nodes of long segments, for the columns of a tile.
+template <class State>
+struct Nodes {
+  static constexpr int kLevels = ScanPolicy::kLevels, kLog2Fan = ScanPolicy::kLog2Fan, kOthers = (1 << kLog2Fan) - 1;
+  static constexpr int kSlots = 1 + kLevels * kOthers;  // nodes that are joined before a chunk, at most
+
+  const ScanArgs& args;
+  int64_t column, unit;
+  int* progress;  // of the units of these columns
+
+  __device__ __forceinline__ Nodes(const ScanArgs& args, int64_t column, int64_t unit)
+      : args(args), column(column), unit(unit), progress(args.progress + column / args.shape.columns * args.units) {}
+
+  __device__ __forceinline__ static int made_by(int64_t number, int64_t chunks) {
+    const int64_t met = number + 1;
+    if (met >= chunks) return -1;
+    return min((__ffsll(met) - 1) / kLog2Fan, kLevels);
+  }
+
+  // The node of a slot, -1 if none, and its level. Slots are in the order of the rows that their nodes stand for.
+  __device__ __forceinline__ static int64_t in_slot(int64_t number, int slot, int& level) {
+    level = kLevels - (slot + kOthers - 1) / kOthers;
+    const int64_t own = number >> level * kLog2Fan;
+    if (slot == 0) return own - 1;
+    const int before = int(own & kOthers), i = (slot - 1) % kOthers;
+    return i < before ? own - before + i : -1;
+  }
+
+  // A node is kept at the position of its first row. Nodes of a level that others join have as many rows as each other, but
+  // for one with the end of a segment, before which the next segment has a chunk that is in none: so each has a place.
+  __device__ __forceinline__ int64_t place(const LongChunk& chunk, int level, int64_t node) const {
+    const int log2_chunks = level * kLog2Fan, log2_chunk = args.shape.log2_chunk;
+    const int64_t first = args.call.reverse ? chunk.chunks - ((node + 1) << log2_chunks) : node << log2_chunks;
+    const int64_t row = args.level_begin[level] + ((chunk.begin + (first << log2_chunk)) >> (log2_chunk + log2_chunks));
+    return row * args.call.inner + column;
+  }
+  // Nodes are read and written in as few parts as can be, each of which is next to that of the next column, and past the
+  // first cache, which knows nothing of other blocks.
+  using Part = std::conditional_t<sizeof(State) % 16 == 0, uint4, std::conditional_t<sizeof(State) % 8 == 0, uint2, unsigned>>;
+  static constexpr int kParts = sizeof(State) / sizeof(Part);
+  struct Parts {
+    Part part[kParts];
+  };
+  __device__ __forceinline__ State get(int64_t place, int in_tile) const {
+    const Part* const from = static_cast<const Part*>(args.nodes) + place + in_tile;
+    Parts parts;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) parts.part[i] = __ldcg(from + i * args.num_nodes);
+    return bit_cast<State>(parts);
+  }
+  __device__ __forceinline__ void put(int64_t place, int in_tile, const State& state) const {
+    Part* const to = static_cast<Part*>(args.nodes) + place + in_tile;
+    const Parts parts = bit_cast<Parts>(state);
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) __stcg(to + i * args.num_nodes, parts.part[i]);
+  }
+
+  // The unit that makes a node, -1 if there is nothing to wait for: it is this one, or offsets do not ascend.
+  __device__ __forceinline__ int64_t maker(const LongChunk& chunk, int level, int64_t node) const {
+    const int64_t end = (node + 1) << level * kLog2Fan, last = args.call.reverse ? chunk.chunks - end : end - 1;
+    const int64_t made_by = (chunk.key + (last << args.shape.log2_chunk)) / args.shape.keys;
+    return (args.call.reverse ? made_by > unit : made_by < unit) ? made_by : -1;
+  }
+  // What was written before it was published can be read after this, by the whole block behind a barrier.
+  __device__ __forceinline__ void await(int64_t maker, int level) const {
+    const ::cuda::atomic_ref<int, ::cuda::thread_scope_device> made(progress[maker]);
+    while (made.load(::cuda::memory_order_acquire) <= level) {
+    }
+  }
+  // By one thread, behind a barrier after which all have written theirs.
+  __device__ __forceinline__ void publish(int levels) const {
+    ::cuda::atomic_ref<int, ::cuda::thread_scope_device>(progress[unit]).store(levels, ::cuda::memory_order_release);
+  }
+
+  // What the nodes in slots from the first one on come to, to the first of kJoinLanes lanes; whether there are any.
+  __device__ __forceinline__ bool join(const int64_t* places, int first_slot, int in_tile, State& state) const {
+    constexpr int kLanes = ScanPolicy::kJoinLanes, kHeld = kSlots / kLanes;
+    static_assert(kSlots % kLanes == 0);
+    const int lane = threadIdx.x % kLanes;
+    const unsigned mask = ((1u << kLanes) - 1) << (threadIdx.x % 32 - lane);
+    State held[kHeld];
+    bool is_held[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int64_t place = places[lane * kHeld + i];
+      is_held[i] = place >= 0 && lane * kHeld + i >= first_slot;
+      if (is_held[i]) held[i] = get(place, in_tile);
+    }
+    bool has = false;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (is_held[i]) state = has ? met(state, held[i], args.call.reverse) : held[i];
+      has |= is_held[i];
+    }
+#pragma unroll
+    for (int by = 1; by < kLanes; by *= 2) {
+      const State after = shuffled(state, [&](uint32_t word) { return __shfl_down_sync(mask, word, by, kLanes); });
+      if (__shfl_down_sync(mask, int(has), by, kLanes)) {
+        state = has ? met(state, after, args.call.reverse) : after;
+        has = true;
+      }
+    }
+    return has;
+  }
 };
 
 // The types that a scan works with. Elements lie in shared memory as V; sums of float run in double.
@@ -102,65 +242,102 @@ struct ColumnRows {
   __device__ __forceinline__ ColumnRows(const ScanCall& call, V* x, const V* factors, int64_t* numbers, int stride, int n)
       : call(call), x(x), factors(factors), numbers(numbers), first_place(call.reverse ? (n - 1) * stride : 0),
         step(call.reverse ? -stride : stride), n(n) {}
-  __device__ __forceinline__ int place(int i) const { return first_place + i * step; }
   __device__ __forceinline__ V see(V value) const {
     if constexpr (S::kHasRow) return mirrored(value, call.kind == Scan::min);
     return value;
   }
-  __device__ __forceinline__ State at(int i) const {
-    const int from = place(i);
+
+  // Row i; those after it are stepped to, which takes less than to find each.
+  struct Cursor {
+    V* x;
+    const V* factor;
+    int64_t* number;
+  };
+  __device__ __forceinline__ Cursor row(int i) const {
+    const int place = first_place + i * step;
+    return {x + place, factors + place, numbers + place};
+  }
+  __device__ __forceinline__ void advance(Cursor& at) const {
+    at.x += step;
+    if constexpr (S::kIsLinear) at.factor += step;
+    if constexpr (S::kHasRow) at.number += step;
+  }
+  __device__ __forceinline__ State get(const Cursor& at) const {
     if constexpr (S::kIsLinear) {
-      return State::of(x[from], factors[from]);
+      return State::of(*at.x, *at.factor);
     } else if constexpr (S::kHasRow) {
-      return State::of(see(x[from]), numbers[from]);
+      return State::of(see(*at.x), *at.number);
     } else {
-      return State::of(x[from], 0);
+      return State::of(*at.x, 0);
     }
   }
-  __device__ __forceinline__ void put(int i, const State& state) const {
-    const int to = place(i);
-    x[to] = see(V(state.value(1)));
-    if constexpr (S::kHasRow) numbers[to] = state.row;
+  __device__ __forceinline__ void put(const Cursor& at, const State& state) const {
+    *at.x = see(V(state.value(1)));
+    if constexpr (S::kHasRow) *at.number = state.row;
   }
-  __device__ __forceinline__ void put_nothing(int i) const {
-    x[place(i)] = load_as<V>(nothing<typename S::Out, V>(call.kind, call.dtype));
-    if constexpr (S::kHasRow) numbers[place(i)] = -1;
+  __device__ __forceinline__ void put_nothing(const Cursor& at) const {
+    *at.x = load_as<V>(nothing<typename S::Out, V>(call.kind, call.dtype));
+    if constexpr (S::kHasRow) *at.number = -1;
   }
 
   // What rows [first, last) come to.
   __device__ __forceinline__ State total(int first, int last) const {
-    State state = at(first);
+    Cursor at = row(first);
+    if constexpr (kTwice<State>) {
+      V joined = State::start(*at.x, V{}), sum{};
 #pragma unroll 4
-    for (int i = first + 1; i < last; ++i) state = met(state, at(i), call.reverse);
-    return state;
+      for (int i = first + 1; i < last; ++i) {
+        advance(at);
+        joined = State::lead(joined, State::start(*at.x, V{}));
+      }
+      const V from = State::settle(joined, last - first);
+      at = row(first);
+#pragma unroll 4
+      for (int i = first; i < last; ++i) {
+        sum += State::term(*at.x, V{}, from);
+        advance(at);
+      }
+      return State::part(from, sum, last - first);
+    } else {
+      State state = get(at);
+#pragma unroll 4
+      for (int i = first + 1; i < last; ++i) {
+        advance(at);
+        state = met(state, get(at), call.reverse);
+      }
+      return state;
+    }
   }
 
   // Results of rows [first, last), given what is known before them, if anything.
   __device__ __forceinline__ void write(int first, int last, bool is_known, State state) const {
+    Cursor at = row(first);
     int i = first;
     if (!is_known && i < last) {
-      state = at(i);
+      state = get(at);
       if (call.exclusive) {
-        put_nothing(i);
+        put_nothing(at);
       } else {
-        put(i, state);
+        put(at, state);
       }
+      advance(at);
       ++i;
     }
 #pragma unroll 4
     for (; i < last; ++i) {
       const State before = state;
-      state = met(state, at(i), call.reverse);
-      put(i, call.exclusive ? before : state);
+      state = met(state, get(at), call.reverse);
+      put(at, call.exclusive ? before : state);
+      advance(at);
     }
   }
 
-  // The same by a team of lanes, each with a run of rows. Runs of an odd number begin in different banks. Returns what all
-  // rows come to, to the last lane that has any.
-  __device__ __forceinline__ State share(int lane, int team, unsigned mask, bool writes, bool is_known, const State& known,
-                                         bool& is_last) const {
-    const int run = ((n + team - 1) / team) | 1, first = min(lane * run, n), last = min(first + run, n);
-    const int busy = (n + run - 1) / run;
+  // The same by a team of lanes, each with a run of rows. Runs of an odd number begin in different banks.
+  __device__ __forceinline__ int run(int log2_team) const { return ((n + (1 << log2_team) - 1) >> log2_team) | 1; }
+
+  // What the rows up to the last one of a lane come to.
+  __device__ __forceinline__ State through(int lane, int log2_team, unsigned mask) const {
+    const int team = 1 << log2_team, first = lane * run(log2_team), last = min(first + run(log2_team), n);
     State state{};
     if (first < last) state = total(first, last);
 #pragma unroll 1
@@ -168,11 +345,18 @@ struct ColumnRows {
       const State before = shuffled(state, [&](uint32_t word) { return __shfl_up_sync(mask, word, by, team); });
       if (lane >= by && first < last) state = met(before, state, call.reverse);
     }
-    is_last = lane == busy - 1;
-    State before = shuffled(state, [&](uint32_t word) { return __shfl_up_sync(mask, word, 1, team); });
-    if (is_known) before = lane > 0 ? met(known, before, call.reverse) : known;
-    if (writes && first < last) write(first, last, is_known || lane > 0, before);
     return state;
+  }
+  __device__ __forceinline__ bool has_last(int lane, int log2_team) const {
+    return lane * run(log2_team) < n && (lane + 1) * run(log2_team) >= n;
+  }
+
+  __device__ __forceinline__ void share(int lane, int log2_team, unsigned mask, const State& through, bool is_known,
+                                        const State& known) const {
+    const int first = lane * run(log2_team), last = min(first + run(log2_team), n);
+    State before = shuffled(through, [&](uint32_t word) { return __shfl_up_sync(mask, word, 1, 1 << log2_team); });
+    if (is_known) before = lane > 0 ? met(known, before, call.reverse) : known;
+    if (first < last) write(first, last, is_known || lane > 0, before);
   }
 };
 
@@ -186,12 +370,17 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
   constexpr int kThreads = ScanPolicy::kThreads, kSearch = ScanPolicy::kSearchLanes;
   constexpr int kFlight = ScanPolicy::kFlight / (S::kIsLinear ? 2 : 1);
   constexpr int kHeld = ScanPolicy::kHeld, kTeams = ScanPolicy::kTeams;
-  constexpr int kLong = 2 * ScanPolicy::kTileBytes / ScanPolicy::kMaxChunk;  // more than a tile has
+  using Nodes = Nodes<State>;
+  constexpr int kLevels = Nodes::kLevels, kSlots = Nodes::kSlots, kJoin = ScanPolicy::kJoinLanes;
+  static_assert(ScanPolicy::kLongRoom * kSlots <= kThreads);
   struct Work {
     TileEdges edges;
+    int64_t unit;
     int num_listed[kTeams];  // chunks for teams of each size
     int num_long;
-    int long_begin[kLong], long_end[kLong];  // elements in shared memory that belong to long segments
+    unsigned makes;  // levels above 0 of the nodes that the long chunks make, a bit each
+    LongChunk long_chunks[ScanPolicy::kLongRoom];
+    int64_t before[ScanPolicy::kLongRoom][kSlots];  // places of the nodes before each of them, -1 where there is none
   };
   __shared__ Work work;
   extern __shared__ uint4 dynamic[];
@@ -202,7 +391,10 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
   int64_t* const numbers = reinterpret_cast<int64_t*>(shared + (S::kHasRow ? shape.array_bytes : 0));
   uint16_t* const starts = reinterpret_cast<uint16_t*>(shared + shape.starts_offset);  // first row of each segment
   const auto list_of = [&](int size) { return reinterpret_cast<int*>(shared + shape.list_offset[size]); };
+  State* const known = reinterpret_cast<State*>(shared + args.known_offset);
 
+  // What only some threads do begins at other warps than the first, which has found the tile.
+  const int from_second = (threadIdx.x + kThreads - 32) % kThreads, from_last = threadIdx.x ^ (kThreads - 32);
   const ScanCall& call = args.call;
   const T* const data = static_cast<const T*>(call.data);
   const T* const factor_data = static_cast<const T*>(call.factors);
@@ -211,20 +403,26 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
   const int64_t behind = call.segments.num_positions - call.segments.clamped(call.segments.num_segments);
 #pragma unroll 1
   for (int64_t column = int64_t(blockIdx.y) * columns; column < call.inner; column += int64_t(gridDim.y) * columns) {
-    if (behind > 0 && !args.applies) {
+    if (behind > 0) {
       fill_behind<ScanArgs, T, kVec>(args, behind, column, out, Out{});
       if constexpr (S::kHasRow) fill_behind<ScanArgs, T, kVec>(args, behind, column, call.rows, int64_t(-1));
     }
 #pragma unroll 1
-    for (int64_t unit = blockIdx.x; unit < args.units; unit += gridDim.x) {
-      if (args.applies && !args.has_long[unit]) continue;
+    for (int64_t turn = blockIdx.x; turn < args.units; turn += gridDim.x) {
       __syncthreads();  // the tile before is done with shared memory
-      TileEdges found;
-      if (threadIdx.x < 2 * kSearch && args.stack.find_tile<kSearch>(unit, shape.keys, chunk, found)) {
-        work.edges = found;
-        for (int size = 0; size < kTeams; ++size) work.num_listed[size] = 0;
-        work.num_long = 0;
-        starts[0] = 0;
+      if (threadIdx.x < 2 * kSearch) {
+        int64_t taken = turn;
+        if (args.turns && threadIdx.x == 0) taken = int64_t(atomicAdd(args.turns + column / columns, 1ull));
+        if (args.turns) taken = __shfl_sync((1u << 2 * kSearch) - 1, taken, 0);
+        const int64_t unit = call.reverse ? args.units - 1 - taken : taken;
+        TileEdges found;
+        if (args.stack.find_tile<kSearch>(unit, shape.keys, chunk, found)) {
+          work.edges = found;
+          work.unit = unit;
+          for (int size = 0; size < kTeams; ++size) work.num_listed[size] = 0;
+          work.num_long = work.makes = 0;
+          starts[0] = 0;
+        }
       }
       __syncthreads();
       const int count = work.edges.count, rows = work.edges.rows;
@@ -252,24 +450,43 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
         const int at = pieces.shift + start * stride + in_tile;
         return ColumnRows<Types>(call, x + at, factors + at, numbers + at, stride, n);
       };
+      const Nodes nodes(args, column, work.unit);
+      // Lists the chunks of a long segment of the tile, in any order. More than there is room for, or with a wrong number,
+      // only where offsets do not ascend.
+      const auto list_long = [&](int i, int start, int n) {
+        LongChunk own{};
+        int64_t length = 0;
+        args.stack.find_segment(first_segment + i, own.begin, length);
+        own.key = own.begin + first_segment + i;
+        own.chunks = (length + chunk - 1) >> log2_chunk;
+        const int64_t before = (first_position + start - own.begin) >> log2_chunk;
 #pragma unroll 1
-      for (int item = threadIdx.x; item < count * columns; item += kThreads) {
+        for (int c = 0; c << log2_chunk < n; ++c) {
+          const int entry = atomicAdd(&work.num_long, 1);
+          if (entry >= args.long_room) continue;
+          own.number = call.reverse ? own.chunks - 1 - before - c : before + c;
+          if (uint64_t(own.number) >= uint64_t(own.chunks)) own.number = own.chunks = 0;
+          own.start = start + (c << log2_chunk);
+          own.rows = min(chunk, n - (c << log2_chunk));
+          own.makes = Nodes::made_by(own.number, own.chunks);
+          own.place = nodes.place(own, 0, own.number);
+          work.long_chunks[entry] = own;
+          if (own.makes > 0) atomicOr(&work.makes, 1u << own.makes);
+        }
+      };
+#pragma unroll 1
+      for (int item = from_last; item < count * columns; item += kThreads) {
         const int i = shape.by_columns(item), in_tile = item - i * columns;
         const int start = start_of(i), n = starts[i + 1] - start;
-        const bool is_long = !is_whole(i) || n > chunk;
-        if (is_long || n > shape.run) {
-          if (in_tile > 0 || is_long < args.applies) continue;
-          list_chunks(shape, work.num_listed, list_of, i, n);
-          if (!is_long) continue;
-          const int entry = atomicAdd(&work.num_long, 1);
-          if (entry >= kLong) continue;
-          work.long_begin[entry] = pieces.shift + start * stride;
-          work.long_end[entry] = pieces.shift + (start + n) * stride;
-        } else if (n > 0 && in_tile < pieces.width && !args.applies) {
+        if (!is_whole(i) || n > chunk) {
+          if (in_tile == 0) list_long(i, start, n);
+        } else if (n > shape.run) {
+          if (in_tile == 0) list_chunks(shape, work.num_listed, list_of, i, n);
+        } else if (n > 0 && in_tile < pieces.width) {
           rows_of(start, n, in_tile).write(0, n, false, State{});
         }
       }
-      if (behind > 0 && !args.applies) {  // the tile may have rows that belong to no segment
+      if (behind > 0) {  // the tile may have rows that belong to no segment
 #pragma unroll 1
         for (int r = threadIdx.x; r < rows; r += kThreads) {
           const int64_t positions = call.segments.num_positions, position = first_position + r;
@@ -280,11 +497,42 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
           }
         }
       }
-      if (args.windows > 0 && column == 0 && !args.applies) {
-        cover_windows(args.stack, work.edges, starts, log2_chunk, start_of, args.covering);
-      }
       __syncthreads();
-      if (args.windows > 0 && column == 0 && !args.applies && threadIdx.x == 0) args.has_long[unit] = work.num_long > 0;
+
+      const int num_long = args.turns ? min(work.num_long, args.long_room) : 0;
+      const int own_slot = from_last % kSlots;
+      const LongChunk& waiting = work.long_chunks[from_last / kSlots];
+      int awaited_level = 0;
+      int64_t awaited = -1;
+      if (from_last < num_long * kSlots) {
+        const int64_t node = Nodes::in_slot(waiting.number, own_slot, awaited_level);
+        if (node >= 0) awaited = nodes.maker(waiting, awaited_level, node);
+        work.before[from_last / kSlots][own_slot] = node < 0 ? -1 : nodes.place(waiting, awaited_level, node);
+      }
+      // The next level above one of which there are nodes to be made.
+      const auto next_level = [&](int level) {
+        const unsigned above = work.makes & (~0u << (level + 1));
+        return above == 0 ? kLevels + 1 : __ffs(above) - 1;
+      };
+      const auto rows_of_long = [&](const LongChunk& own, int in_tile) { return rows_of(own.start, own.rows, in_tile); };
+      const int log2_lanes = args.log2_lanes, long_step = kThreads >> log2_lanes, long_items = num_long * columns;
+      const int long_lane = threadIdx.x & ((1 << log2_lanes) - 1);
+      const unsigned long_mask = (0xffffffffu >> (32 - (1 << log2_lanes))) << (threadIdx.x % 32 - long_lane);
+      State through{};  // of the last item
+      int long_item = from_second >> log2_lanes;
+#pragma unroll 1
+      for (; long_item < long_items; long_item += long_step) {
+        const int entry = shape.by_columns(long_item), in_tile = long_item - entry * columns;
+        if (in_tile >= pieces.width) continue;
+        const LongChunk& own = work.long_chunks[entry];
+        const auto of = rows_of_long(own, in_tile);
+        through = of.through(long_lane, log2_lanes, long_mask);
+        if (own.makes >= 0 && of.has_last(long_lane, log2_lanes)) nodes.put(own.place, in_tile, through);
+      }
+      if (args.turns) {
+        __syncthreads();
+        if (from_last == 0) nodes.publish(next_level(0));
+      }
 
       int num_listed = 0;
       for (int size = 0; size < kTeams; ++size) num_listed |= work.num_listed[size];
@@ -299,175 +547,78 @@ __global__ void __launch_bounds__(ScanPolicy::kThreads, 1) scan_kernel(const __g
           for (int item = threadIdx.x >> log2_team; item < items; item += kThreads >> log2_team) {
             const int entry = shape.by_columns(item), in_tile = item - entry * columns;
             if (in_tile >= pieces.width) continue;
-            const unsigned code = list_of(size)[entry];
-            const int i = code / kTileChunks, skipped = code % kTileChunks << log2_chunk;
-            const int begin = start_of(i), start = begin + skipped, length = starts[i + 1] - begin;
-            const auto own = rows_of(start, min(chunk, length - skipped), in_tile);
-            const bool is_long = !(is_whole(i) && length <= chunk);
-            State* slot = nullptr;
-            bool is_first = false;  // of the chunks of its segment, in the order in which they are met
-            if (is_long && args.windows > 0) {
-              const bool begins = skipped == 0 && (i > 0 || work.edges.first == 0);
-              const int64_t to_slot = 2 * ((first_position + start) >> log2_chunk) + begins;  // slot()
-              slot = static_cast<State*>(args.partials) + (to_slot * call.inner + column + in_tile);
-              if (args.applies) {
-                int64_t segment_begin = 0, segment_length = 0;
-                args.stack.find_segment(first_segment + i, segment_begin, segment_length);
-                is_first = call.reverse ? first_position + start + own.n >= segment_begin + segment_length : begins;
-              }
-            }
-            const bool is_known = args.applies && slot && !is_first;
-            bool is_last = false;
-            const State state = own.share(lane, team, mask, !is_long || args.applies, is_known, is_known ? *slot : State{}, is_last);
-            if (is_last && slot && !args.applies) *slot = state;
+            const int i = list_of(size)[entry] / kTileChunks, start = start_of(i);
+            const auto own = rows_of(start, starts[i + 1] - start, in_tile);
+            own.share(lane, log2_team, mask, own.through(lane, log2_team, mask), false, State{});
           }
         }
-        __syncthreads();
       }
 
-      const int num_long = min(work.num_long, kLong);
-      // How many of the elements from `to` on belong to long segments. Tiles seldom have more than one of them.
-      const auto long_elements = [&](int to, int n) {
-        int long_ones = 0;
+      if (num_long > 0) {
+        // Nodes of lower levels are made first, for those of higher ones and for what is known before the chunks. In each
+        // of them the slots of lower levels are full.
+        int level = 0;
+        do {
+          level = next_level(level);
+          const bool all = level > kLevels;
+          const int first_slot = level >= kLevels ? 0 : kSlots - level * Nodes::kOthers;
+          if (awaited >= 0 && own_slot >= first_slot && (all || waiting.makes == level)) nodes.await(awaited, awaited_level);
+          __syncthreads();
+          const int from_idle = (from_second - (long_items << log2_lanes)) & (kThreads - 1);
 #pragma unroll 1
-        for (int k = 0; k < num_long; ++k) long_ones += max(0, min(to + n, work.long_end[k]) - max(to, work.long_begin[k]));
-        return long_ones;
-      };
-      const auto is_written = [&](int to) { return (long_elements(to, 1) > 0) == args.applies; };
-#pragma unroll 2
-      for (auto cursor = pieces.first(); cursor.piece < pieces.end; pieces.advance(cursor)) {
-        const int from = pieces.to(cursor), long_ones = num_long == 0 ? 0 : long_elements(from, kVec);
-        const int written = args.applies ? long_ones : kVec - long_ones;
-        if (written == 0) continue;
-        Out results[kVec];
-        read_shared(x + from, results);
-        const int64_t at = pieces.in_data(cursor);
-        if (written == kVec) {
-          store_pack(out + at, results);
-        } else if constexpr (kVec > 1) {
-#pragma unroll
-          for (int e = 0; e < kVec; ++e) {
-            if (is_written(from + e)) out[at + e] = results[e];
+          for (int item = from_idle / kJoin; item < long_items; item += kThreads / kJoin) {
+            const int entry = shape.by_columns(item), in_tile = item - entry * columns;
+            const LongChunk& own = work.long_chunks[entry];
+            if (in_tile >= pieces.width || !(all || own.makes == level)) continue;
+            State before{};
+            const bool is_known = nodes.join(work.before[entry], first_slot, in_tile, before);
+            if (threadIdx.x % kJoin > 0) continue;
+            if (all) known[item] = before;
+            if (own.makes != level) continue;
+            const State last = nodes.get(own.place, in_tile);
+            nodes.put(nodes.place(own, level, own.number >> level * Nodes::kLog2Fan), in_tile,
+                      is_known ? met(before, last, call.reverse) : last);
           }
+          __syncthreads();
+          if (from_last == 0 && level <= kLevels) nodes.publish(next_level(level));
+        } while (level <= kLevels);
+        // The item that came last is at hand.
+#pragma unroll 1
+        for (int item = long_item - long_step; item >= 0; item -= long_step) {
+          const int entry = shape.by_columns(item), in_tile = item - entry * columns;
+          if (in_tile >= pieces.width) continue;
+          const LongChunk& own = work.long_chunks[entry];
+          const auto of = rows_of_long(own, in_tile);
+          if (item + long_step < long_item) through = of.through(long_lane, log2_lanes, long_mask);
+          of.share(long_lane, log2_lanes, long_mask, through, own.number > 0, known[item]);
         }
       }
-      if (edge >= 0 && is_written(edge)) out[pieces.at + edge] = store_as<Out>(x[edge]);
+      __syncthreads();
+
+#pragma unroll 2
+      for (auto cursor = pieces.first(); cursor.piece < pieces.end; pieces.advance(cursor)) {
+        Out results[kVec];
+        read_shared(x + pieces.to(cursor), results);
+        store_pack(out + pieces.in_data(cursor), results);
+      }
+      if (edge >= 0) out[pieces.at + edge] = store_as<Out>(x[edge]);
       if constexpr (S::kHasRow) {  // 16 bytes for each thread, too, so that sectors are written as a whole
         constexpr int kPair = kVec == 1 ? 1 : 2;
         const Pieces<ScanArgs, T, kPair> pairs(args, first_position, rows, column);
 #pragma unroll 2
         for (auto cursor = pairs.first(); cursor.piece < pairs.end; pairs.advance(cursor)) {
-          const int from = pairs.to(cursor);
           int64_t own[kPair];
-          bool all = true;
 #pragma unroll
-          for (int e = 0; e < kPair; ++e) {
-            own[e] = numbers[from + e];
-            all = all && (num_long == 0 ? !args.applies : is_written(from + e));
-          }
-          const int64_t at = pairs.in_data(cursor);
-          if (all) {
-            store_pack(call.rows + at, own);
-          } else {
-#pragma unroll
-            for (int e = 0; e < kPair; ++e) {
-              if (is_written(from + e)) call.rows[at + e] = own[e];
-            }
-          }
+          for (int e = 0; e < kPair; ++e) own[e] = numbers[pairs.to(cursor) + e];
+          store_pack(call.rows + pairs.in_data(cursor), own);
         }
-        if (const int pair_edge = pairs.edge(); pair_edge >= 0 && is_written(pair_edge)) {
-          call.rows[pairs.at + pair_edge] = numbers[pair_edge];
-        }
+        if (const int pair_edge = pairs.edge(); pair_edge >= 0) call.rows[pairs.at + pair_edge] = numbers[pair_edge];
       }
     }
   }
 }
 
-// The second launch. In a window of one chunk of positions at most one long segment begins; a block looks through
-// kJoinBatch windows, a thread for each:
-//
-//     few chunks    some threads, one for each column
-//     many chunks   all threads: columns, and runs of chunks, whose totals are scanned first
-template <class State>
-__global__ void __launch_bounds__(ScanPolicy::kJoinThreads, 1) join_kernel(const __grid_constant__ ScanArgs args) {
-  constexpr int kThreads = ScanPolicy::kJoinThreads, kBatch = ScanPolicy::kJoinBatch;
-  __shared__ State shared[kThreads];
-  __shared__ LongSegment few[kBatch], many[kBatch];
-  __shared__ int num_few, num_many;
-  const int columns = args.join_columns, run = threadIdx.x / columns, runs = kThreads / columns;
-  const int log2_chunk = args.shape.log2_chunk;
-  const bool reverse = args.call.reverse;
-  const auto chunks_of = [&](const LongSegment& of) { return (of.length + args.shape.chunk - 1) >> log2_chunk; };
-#pragma unroll 1
-  for (int64_t task = blockIdx.x; task * kBatch < args.windows; task += gridDim.x) {
-    __syncthreads();  // the batch before is done with the lists
-    if (threadIdx.x == 0) num_few = num_many = 0;
-    __syncthreads();
-    const int64_t window = task * kBatch + threadIdx.x;
-    LongSegment found;
-    if (threadIdx.x < kBatch && window < args.windows && find_long(args, window, found) && found.begin >> log2_chunk == window) {
-      if (chunks_of(found) <= ScanPolicy::kFew) {
-        few[atomicAdd(&num_few, 1)] = found;
-      } else {
-        many[atomicAdd(&num_many, 1)] = found;
-      }
-    }
-    __syncthreads();
-#pragma unroll 1
-    for (int64_t tile = blockIdx.y; tile * columns < args.call.inner; tile += gridDim.y) {
-      const int64_t column = tile * columns + threadIdx.x % columns;
-      const bool has_column = column < args.call.inner;
-      // Chunk i of a segment in the order in which they are met.
-      const auto chunk_at = [&](const LongSegment& segment, int64_t i) -> State& {
-        const int64_t chunk = reverse ? chunks_of(segment) - 1 - i : i;
-        const int64_t at = 2 * ((segment.begin >> log2_chunk) + chunk) + (chunk == 0);  // slot()
-        return static_cast<State*>(args.partials)[at * args.call.inner + column];
-      };
-      const auto total = [&](const LongSegment& segment, int64_t first, int64_t last) {
-        State known = chunk_at(segment, first);
-#pragma unroll 4
-        for (int64_t i = first + 1; i < last; ++i) known = met(known, chunk_at(segment, i), reverse);
-        return known;
-      };
-      // What is known before each of them; the first chunk of all has nothing before it.
-      const auto write = [&](const LongSegment& segment, int64_t first, int64_t last, State known, bool is_known) {
-#pragma unroll 1
-        for (int64_t i = first; i < last; ++i) {
-          const State of_chunk = chunk_at(segment, i);
-          if (is_known) chunk_at(segment, i) = known;
-          known = is_known ? met(known, of_chunk, reverse) : of_chunk;
-          is_known = true;
-        }
-      };
-      if (has_column) {
-#pragma unroll 1
-        for (int i = run; i < num_few; i += runs) write(few[i], 0, chunks_of(few[i]), State{}, false);
-      }
-#pragma unroll 1
-      for (int i = 0; i < num_many; ++i) {
-        const LongSegment segment = many[i];
-        const int64_t of_run = ceil_div(chunks_of(segment), int64_t(runs)), first = run * of_run;
-        const int64_t last = min(chunks_of(segment), first + of_run);
-        const bool has = has_column && first < last;
-        State known{};
-        if (has) known = total(segment, first, last);
-#pragma unroll 1
-        for (int by = 1; by < runs; by *= 2) {
-          shared[threadIdx.x] = known;
-          __syncthreads();
-          if (has && run >= by) known = met(shared[threadIdx.x - by * columns], known, reverse);
-          __syncthreads();
-        }
-        shared[threadIdx.x] = known;
-        __syncthreads();
-        if (has) write(segment, first, last, run > 0 ? shared[threadIdx.x - columns] : State{}, run > 0);
-        __syncthreads();  // before the next segment overwrites what is shared
-      }
-    }
-  }
-}
-
-// How a call is run. The workspace holds what is known of chunks, the covering segments, and which tiles have long ones.
+// How a call is run. The workspace holds turns and progress, which begin at 0, and nodes.
 template <class Types>
 struct ScanRows {
   using S = Scanned<Types>;
@@ -476,7 +627,8 @@ struct ScanRows {
 
   ScanArgs args{};
   bool vectors;
-  size_t partial_bytes = 0;
+  size_t shared_bytes, progress_bytes = 0;
+  int64_t column_tiles;
 
   explicit ScanRows(const ScanCall& call) {
     args.call = call;
@@ -487,21 +639,33 @@ struct ScanRows {
     vectors = aligned(call.data) && aligned(call.factors) && aligned(call.out) && aligned(call.rows) &&
               (shape.linear || (call.inner % S::kVec == 0 && shape.columns % S::kVec == 0));
     args.units = ceil_div(args.stack.num_keys(), shape.keys);
-    if (call.segments.num_positions > shape.chunk) {
-      args.windows = ceil_div(args.stack.num_positions(), shape.chunk);
-      args.join_columns = ScanPolicy::kJoinColumns;
-      while (args.join_columns / 2 >= call.inner) args.join_columns /= 2;
-      partial_bytes = num_slots(args.stack.num_positions(), shape.chunk) * call.inner * sizeof(State);
-      partial_bytes = ceil_div(partial_bytes, 16) * 16;
+    column_tiles = ceil_div(call.inner, shape.columns);
+    shared_bytes = shape.bytes;
+    if (call.segments.num_positions <= shape.chunk) return;
+    args.log2_lanes = ScanPolicy::kMinLog2Lanes;
+    while (args.log2_lanes < 5 && shape.columns << (args.log2_lanes + 1) <= ScanPolicy::kThreads / 2) ++args.log2_lanes;
+    args.long_room = int(std::min<int64_t>(2 * ceil_div(shape.keys, shape.chunk), ScanPolicy::kLongRoom));
+    args.known_offset = int(ceil_div(shape.bytes, 16) * 16);
+    shared_bytes = args.known_offset + args.long_room * shape.columns * sizeof(State);
+    progress_bytes = column_tiles * (sizeof(*args.turns) + args.units * sizeof(*args.progress));
+    progress_bytes = ceil_div(progress_bytes, 16) * 16;
+    int64_t nodes = 0;
+    for (int level = 0; level <= ScanPolicy::kLevels; ++level) {
+      args.level_begin[level] = nodes;
+      nodes += ceil_div(args.stack.num_positions(), int64_t(shape.chunk) << level * ScanPolicy::kLog2Fan);
     }
+    args.num_nodes = nodes * call.inner;
   }
 
-  size_t workspace() const { return args.windows == 0 ? 0 : partial_bytes + args.windows * sizeof(int64_t) + args.units; }
+  size_t workspace() const { return progress_bytes + args.num_nodes * sizeof(State); }
 
   void run(void* workspace, cudaStream_t stream) {
-    args.partials = workspace;
-    args.covering = reinterpret_cast<int64_t*>(static_cast<unsigned char*>(workspace) + partial_bytes);
-    args.has_long = reinterpret_cast<unsigned char*>(args.covering + args.windows);
+    if (progress_bytes > 0) {
+      check(cudaMemsetAsync(workspace, 0, progress_bytes, stream));
+      args.turns = static_cast<unsigned long long*>(workspace);
+      args.progress = reinterpret_cast<int*>(args.turns + column_tiles);
+      args.nodes = static_cast<unsigned char*>(workspace) + progress_bytes;
+    }
     if (vectors) {
       launch<S::kVec>(stream);
     } else {
@@ -511,17 +675,8 @@ struct ScanRows {
 
   template <int kWidth>
   void launch(cudaStream_t stream) {
-    const TileShape<ScanPolicy>& shape = args.shape;
-    const dim3 grid(blocks_for(args.units, 1), blocks_along_y(ceil_div(args.call.inner, shape.columns)));
-    scan_kernel<Types, kWidth><<<grid, ScanPolicy::kThreads, shape.bytes, stream>>>(args);
-    check(cudaGetLastError());
-    if (args.windows == 0) return;
-    const dim3 join_grid(blocks_for(args.windows, ScanPolicy::kJoinBatch),
-                         blocks_along_y(ceil_div(args.call.inner, args.join_columns)));
-    join_kernel<State><<<join_grid, ScanPolicy::kJoinThreads, 0, stream>>>(args);
-    check(cudaGetLastError());
-    args.applies = true;
-    scan_kernel<Types, kWidth><<<grid, ScanPolicy::kThreads, shape.bytes, stream>>>(args);
+    const dim3 grid(blocks_for(args.units, 1), blocks_along_y(column_tiles));
+    scan_kernel<Types, kWidth><<<grid, ScanPolicy::kThreads, shared_bytes, stream>>>(args);
     check(cudaGetLastError());
   }
 };
