@@ -24,6 +24,9 @@ struct MovePolicy {
 template <template <class> class Map, class T>
 class MapRows final : public Visitor {
   using M = Map<T>;
+  // Whether all rows of a segment get the same.
+  static constexpr bool kRepeats = !M::kReadsData && !std::is_same_v<M, SelectMap<T>> && !std::is_same_v<M, WeightedMap<T>>;
+
   const RowMapCall& call_;
   const SegmentsView& segments_;
   std::vector<std::vector<T>> rows_;  // for each thread, a row to copy
@@ -46,7 +49,10 @@ class MapRows final : public Visitor {
     for_rows_of_no_segment(segments_, call_.outer, [&](int64_t first, int64_t last) { zero(first, last); });
   }
 
-  void whole(const Tile& tile, int64_t first, int64_t last, int64_t begin, int64_t, int64_t thread) override {
+  void whole(const Tile& tile, int64_t first, int64_t last, int64_t begin, int64_t end, int64_t thread) override {
+    if constexpr (kRepeats) {
+      if (call_.inner == 1) return runs(tile, first, last, begin, end);
+    }
     for (int64_t s = first; s < last; ++s) {
       const int64_t length = segments_.end(s, begin) - begin;
       if (length > 0) MapRows::chunk(tile, {s, begin, 0, length}, thread);
@@ -101,6 +107,20 @@ class MapRows final : public Visitor {
 
  private:
   static constexpr int64_t kColumnsAtOnce = 64;
+
+  // Segments of one column, up to position `end`: what a vector writes behind a segment the next one writes again, so that
+  // nothing depends on lengths that could not be predicted.
+  FASTOPS_NOINLINE void runs(const Tile& tile, int64_t first, int64_t last, int64_t begin, int64_t end) const {
+    constexpr int64_t kRun = kVectorBytes / sizeof(T);
+    T* const out = static_cast<T*>(call_.out) + tile.outer * segments_.num_rows;
+    for (int64_t s = first; s < last; ++s) {
+      const int64_t next = segments_.end(s, begin);
+      const T value = M(call_.arrays, tile.outer * segments_.num_segments + s, 0, next - begin)(T{}, 0);
+      for (; begin < next && begin + kRun <= end; begin += kRun) std::fill_n(out + begin, kRun, value);
+      for (; begin < next; ++begin) out[begin] = value;
+      begin = next;
+    }
+  }
 
   // Of `rows` rows, exp by vectors. Narrow rows are taken together, so that vectors are full.
   void powers(const T* data, T* out, const M* maps, int64_t width, int64_t rows) const {
