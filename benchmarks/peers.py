@@ -358,7 +358,7 @@ class _Graph(torch.nn.Module):
 def _exported(op: registry.Op, dims: int) -> bytes:
     sample = (torch.ones((6, 3)[:dims]), torch.tensor([0, 0, 1, 2, 2, 3]), torch.ones(4))
     dynamic = ({dim: torch.export.Dim.DYNAMIC for dim in range(dims)}, *({0: torch.export.Dim.DYNAMIC},) * 2)
-    program = torch.onnx.export(_Graph(op), sample, dynamo=True, dynamic_shapes=dynamic, verbose=False)
+    program = torch.onnx.export(_Graph(op).eval(), sample, dynamo=True, dynamic_shapes=dynamic, verbose=False)
     return program.model_proto.SerializeToString()
 
 

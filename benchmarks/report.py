@@ -318,6 +318,7 @@ def ratios_figure(runs: Runs, device: str) -> Any:
         axis.set_axisbelow(True)
     axes[0].set_yticks(range(len(names)), list(map(_short, names)))
     axes[0].invert_yaxis()
+    axes[0].margins(y=0.01)
     return figure
 
 
@@ -342,7 +343,8 @@ def peers_figure(runs: Runs, device: str) -> Any:
     _plain_numbers(axis.xaxis)
     axis.set_yticks(range(len(names)), names)
     axis.invert_yaxis()
-    axis.legend(loc="lower right")
+    axis.legend(loc="upper right")
+    axis.margins(y=0.01)
     axis.grid(axis="x", which="major", color="#dddddd")
     axis.set_axisbelow(True)
     return figure
@@ -389,8 +391,9 @@ def _styles(runs: Runs, device: str, names: list[str]) -> dict[str, dict]:
 
 
 def _plain_numbers(axis: Any) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+    axis.set_major_locator(LogLocator(subs=(1, 3)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
