@@ -43,6 +43,7 @@ BEGIN, END = "<!-- performance -->\n", "<!-- performance end -->"
 
 FALLS_BEHIND = 0.95  # a ratio below; between that and 1 there is only noise
 FEWEST_DIGITS = 3
+NUMBER = r"(?<![\d.])-?(?!0\.0(?!\d))\d+\.\d+(?:e[-+]?\d+)?"  # that is not 0.0, which is a result of its own
 MOST_PEERS = 6  # lines of a plot beside ours
 
 Record = dict[str, Any]
@@ -229,28 +230,25 @@ def _dtypes(runs: Runs, device: str) -> list[str]:
 def _peers(runs: Runs) -> list[str]:
     """What each one does, and where its values differ."""
     covered: dict[str, set] = defaultdict(set)
-    differs: dict[tuple, tuple[set, set]] = defaultdict(lambda: (set(), set()))
+    differs: dict[tuple, tuple[list, set, set]] = defaultdict(lambda: ([], set(), set()))
     for r in runs.records:
         for name in r["peers"]:
             covered[name].add(r["operation"])
         for name, reason in r["left_out"].items():
-            there = differs[name, _general(reason)]
-            there[0].add(r["operation"])
-            there[1].add(r["case"])
+            example = re.sub(r"^\d+ of \d+ values, | at \[.*\]$", "", reason)
+            examples, names, cases = differs[name, re.sub(NUMBER, "x", example)]
+            examples.append(example)
+            names.add(r["operation"])
+            cases.add(r["case"])
     notes = {name: note for machine in runs.machines for name, note in machine["notes"].items()}
     parts = ["## Peers", markdown(["peer", "operations", "note"], [[name, len(covered[name]), notes.get(name, "")] for name in covered])]
     if differs:
         rows = [
-            [name, ", ".join(map(_short, sorted(names))), ", ".join(case for case in runs.cases if case in cases), why.replace("|", "\\|")]
-            for (name, why), (names, cases) in sorted(differs.items())
+            [name, ", ".join(map(_short, sorted(names))), ", ".join(case for case in runs.cases if case in cases), examples[0].replace("|", "\\|")]
+            for (name, _), (examples, names, cases) in sorted(differs.items())
         ]
         parts += ["### Left out where they return something else", markdown(["peer", "operations", "cases", "for example"], rows)]
     return parts
-
-
-def _general(reason: str) -> str:
-    """Without the numbers and places that differ from case to case."""
-    return re.sub(r"^\d+ of \d+ values, | at \[.*\]$|(?<=shape )\(.*\)", "", reason)
 
 
 # Plots ---------------------------------------------------------------------------------------------------------------
@@ -406,7 +404,7 @@ def readme_block(runs: Runs) -> str:
     machine = runs.machines[-1]
     lines = [
         f"How many times as long as fastops the best of {len(_peer_names(runs))} other ways takes, forward / backward, float32; above 1 fastops is faster.",
-        f"{machine['cores']} cores, {machine['processor']} ({machine['kernels']}), commit {machine['commit']['id'][:10]}, `{MEASURE}`.",
+        f"{machine['threads']} threads, {machine['processor']} ({machine['kernels']}), commit {machine['commit']['id'][:10]}, `{MEASURE}`.",
         "`docs/benchmarks.md` has all numbers, plots, and what the cases are.",
     ]
     for device in runs.devices:
