@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable, Iterable, Optional
 
 import numpy as np
 import torch
@@ -347,6 +347,10 @@ def difference(result: Any, expected: Any, tolerance: float) -> str:
     return ""
 
 
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+
+
 class Contest:
     """Our way, and others to do the same.
 
@@ -356,6 +360,8 @@ class Contest:
     Args:
         exact: whether ours must be right bit for bit.
     """
+
+    clock = 0.0
 
     def __init__(
         self,
@@ -381,7 +387,7 @@ class Contest:
                 taken = measure(lambda: found.append(work()))
                 wrong = difference(found.pop(), expected, tolerance)
             except Exception as error:  # of a package that is not ours to mend
-                wrong = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+                wrong = _words(error)
             if wrong:
                 self.left_out[name] = wrong
             else:
@@ -394,7 +400,7 @@ class Contest:
 
     def turn(self) -> None:
         self.race.turn()
-        _clock.now += self.race.taken[OURS][-1]
+        Contest.clock += self.race.taken[OURS][-1]
 
     def run(self) -> Contest:
         for _ in range(self.turns):
@@ -418,22 +424,10 @@ class Contest:
         return self.seconds[self.best_peer] / self.seconds[OURS] if self.best_peer else None
 
 
-class _Clock:
-    """Stands still but for our own turns, so that pytest-benchmark reports those and not the peers between them."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-_clock = _Clock()
-
-
 def clock() -> float:
-    """For pytest-benchmark: seconds that our own way has taken so far, in all contests."""
-    return _clock()
+    """Seconds that our own way has taken so far, in all contests. To pytest-benchmark this is the time, so that it reports our
+    turns, without the peers between them."""
+    return Contest.clock
 
 
 @lru_cache(maxsize=None)
@@ -444,18 +438,18 @@ def _flusher(device: str) -> Work:
     return waste.zero_
 
 
-def enter(point: Point, peers: Iterator, seconds: float = SECONDS) -> tuple[Workload, Contest]:
+def enter(point: Point, peers: Iterable, seconds: float = SECONDS) -> tuple[Workload, Contest]:
     """The contest of a point, ready for its turns. `peers` are rows of `peers.PEERS`."""
     workload = Workload(point)
-    others = {}
-    reasons = {}
+    others: dict[str, Work] = {}
+    reasons: dict[str, str] = {}
     for peer in peers:
         if not peer.covers(workload):
             continue
         try:
             others[peer.name] = workload.work(peer.ways[point.op.name](workload))
-        except Exception as error:  # a package that is not ours to mend
-            reasons[peer.name] = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+        except Exception as error:  # as above
+            reasons[peer.name] = _words(error)
     contest = Contest(
         workload.work(workload.ours),
         others,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Collection
 
 import numpy as np
 import torch
@@ -181,7 +181,7 @@ def _composite(op: registry.Op) -> Way:
     return way
 
 
-_REDUCTIONS = {"sum": "sum", "mean": "mean", "prod": "prod", "amax": "amax", "amin": "amin"}
+_REDUCTIONS = {name: name for name in ("sum", "mean", "prod", "amax", "amin")}
 _PLAIN = ("segment_sum", "segment_mean", "segment_prod", "segment_amax", "segment_amin", "segment_first", "segment_last", "segment_broadcast")
 _COMPOSITES = {op.name: _composite(op) for op in registry.OPS if op.name not in _PLAIN}
 
@@ -192,17 +192,24 @@ def _torch_scatter(name: str) -> Way:
     def way(w: Workload) -> Work:
         import torch_scatter
 
-        pick = {"argmax": 1, "argmin": 1}.get(name)
-        function = name.removeprefix("arg") if name not in ("amax", "amin") else name[1:]
-        with_rows = name in ("max", "min", "argmax", "argmin")
         if w.in_order:
-            reduce = getattr(torch_scatter, f"segment_{function}_csr") if with_rows else torch_scatter.segment_csr
-            call = (lambda: reduce(w.data, w.offsets)) if with_rows else (lambda: reduce(w.data, w.offsets, reduce=function))
+            return lambda: torch_scatter.segment_csr(w.data, w.offsets, reduce=name)
+        return lambda: torch_scatter.scatter(w.data, w.index, 0, dim_size=w.num_segments, reduce=name)
+
+    return way
+
+
+def _torch_scatter_rows(name: str, rows_only: bool = False) -> Way:
+    def way(w: Workload) -> Work:
+        import torch_scatter
+
+        if w.in_order:
+            reduce = getattr(torch_scatter, f"segment_{name}_csr")
+            work = lambda: reduce(w.data, w.offsets)  # noqa: E731
         else:
-            reduce = getattr(torch_scatter, f"scatter_{function}") if with_rows else torch_scatter.scatter
-            options = {"dim": 0, "dim_size": w.num_segments, **({} if with_rows else {"reduce": function})}
-            call = lambda: reduce(w.data, w.index, **options)  # noqa: E731
-        return call if pick is None else lambda: call()[pick]
+            reduce = getattr(torch_scatter, f"scatter_{name}")
+            work = lambda: reduce(w.data, w.index, 0, dim_size=w.num_segments)  # noqa: E731
+        return (lambda: work()[1]) if rows_only else work
 
     return way
 
@@ -380,17 +387,18 @@ def _onnx(op: registry.Op) -> Way:
 
 _ONNX = ("segment_sum", "segment_amax", "segment_amin", "segment_prod", "segment_softmax")
 _QUANTILE = registry.find("segment_quantile").arguments[0]
-_TABLE = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min", "var": "var", "std": "std", "first": "first", "last": "last"}
+_MODES = {"sum": "sum", "mean": "mean", "amax": "max"}
+_NAMES = {**_MODES, "amin": "min"}
+_TABLE = {**_NAMES, "var": "var", "std": "std", "first": "first", "last": "last"}
 _FRAME = {**_TABLE, "prod": "prod", "any": "any", "all": "all", "cumsum": "cumsum", "cumprod": "cumprod", "argmax": "idxmax", "argmin": "idxmin"}
 _TORCH = {"differentiable": True, "cuda": True, "dtypes": registry.ALL_DTYPES}
-_MODES = {"sum": "sum", "mean": "mean", "amax": "max"}
 
 PEERS = (
     Peer("index_add", {"segment_sum": _index_add(False), "segment_mean": _index_add(True)}, **_TORCH),
     Peer("scatter_reduce", _each(_REDUCTIONS, _scatter_reduce), **_TORCH),
     Peer(
         "segment_reduce",
-        _each({**_REDUCTIONS, "amax": "max", "amin": "min"}, _segment_reduce),
+        _each({**_NAMES, "prod": "prod"}, _segment_reduce),
         differentiable=True,
         cuda=True,
         dtypes=registry.FLOATING,
@@ -411,8 +419,11 @@ PEERS = (
     Peer(
         "torch_scatter",
         {
-            **{f"segment_{name}": _torch_scatter(name) for name in ("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin")},
-            **_each({"softmax": "softmax", "log_softmax": "log_softmax", "logsumexp": "logsumexp", "std": "std"}, _torch_scatter_composite),
+            **_each(_NAMES, _torch_scatter),
+            **_each({"max": "max", "min": "min"}, _torch_scatter_rows),
+            "segment_argmax": _torch_scatter_rows("max", rows_only=True),
+            "segment_argmin": _torch_scatter_rows("min", rows_only=True),
+            **_each({name: name for name in ("softmax", "log_softmax", "logsumexp", "std")}, _torch_scatter_composite),
             "segment_broadcast": _torch_scatter_gather,
         },
         package="torch_scatter",
@@ -421,7 +432,7 @@ PEERS = (
     ),
     Peer(
         "torch_geometric",
-        {**_each({"sum": "sum", "mean": "mean", "amax": "max", "amin": "min"}, _pyg), "segment_softmax": _pyg_softmax, "segment_quantile": _pyg_quantile},
+        {**_each(_NAMES, _pyg), "segment_softmax": _pyg_softmax, "segment_quantile": _pyg_quantile},
         package="torch_geometric",
         **_TORCH,
     ),
@@ -465,5 +476,6 @@ def missing() -> list[str]:
     return [f"{peer.name}: left out, since {peer.package} is not installed" for peer in PEERS if peer.missing]
 
 
-def others(left_out: Iterator[str] = ()) -> tuple[Peer, ...]:
-    return tuple(peer for peer in PEERS if peer.name not in left_out)
+def without(names: Collection[str]) -> tuple[Peer, ...]:
+    """All others."""
+    return tuple(peer for peer in PEERS if peer.name not in names)
