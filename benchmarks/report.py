@@ -1,6 +1,6 @@
 """One page with tables and plots from the JSON of runs, and the performance table of the README.
 
-    python -m benchmarks.report                        # measures first, then writes
+    python -m benchmarks.report                        # measures first, then writes; options of pytest may follow
     python -m benchmarks.report cpu.json cuda.json     # of runs with `pytest benchmarks --benchmark-json=cpu.json`
 
 Of a measurement that several files hold, that of the last counts.
@@ -357,7 +357,8 @@ def growth_figure(runs: Runs, device: str, names: list[str]) -> Any:
     styles = _styles(runs, device, names)
     for axis, name in zip(axes.flat, names):
         records = sorted(
-            runs.select(growth=True, operation=name, device=device) + runs.select(operation=name, device=device, case="uniform", dtype="float32", direction="forward"),
+            runs.select(growth=True, operation=name, device=device)
+            + runs.select(operation=name, device=device, case="uniform", dtype="float32", direction="forward"),
             key=lambda r: r["elements"],
         )
         by_peer: dict[str, list] = defaultdict(list)
@@ -438,11 +439,12 @@ def fill(text: str, block: str) -> str:
 # -------------------------------------------------------------------------------------------------------------------------
 
 
-def measure() -> Path:
-    """A run of everything, as JSON."""
+def measure(options: list[str]) -> Path:
+    """A run of everything, as JSON; `options` are those of `pytest benchmarks`."""
     file = ROOT / "build" / "benchmarks" / "run.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run([sys.executable, "-m", "pytest", "benchmarks", "-q", f"--benchmark-json={file}"], cwd=ROOT)
+    command = [sys.executable, "-m", "pytest", "benchmarks", "-q", *options, f"--benchmark-json={file}"]
+    done = subprocess.run(command, cwd=ROOT)
     if done.returncode:
         raise SystemExit(f"report: the benchmarks must pass, but pytest ended with {done.returncode}")
     return file
@@ -453,8 +455,10 @@ def main(arguments: Optional[list] = None) -> int:
     parser.add_argument("files", nargs="*", type=Path, help="JSON of pytest-benchmark; without one, everything is measured now")
     parser.add_argument("--folder", type=Path, default=ROOT / "docs", help="for the page and its plots, docs by default")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md", help="whose table is filled")
-    options = parser.parse_args(arguments)
-    runs = Runs(options.files or [measure()])
+    options, of_pytest = parser.parse_known_args(arguments)
+    if options.files and of_pytest:
+        parser.error(f"with files nothing is measured, but got {' '.join(of_pytest)}")
+    runs = Runs(options.files or [measure(of_pytest)])
     options.folder.mkdir(parents=True, exist_ok=True)
     images = draw(runs, options.folder)
     (options.folder / "benchmarks.md").write_text(page(runs, images))

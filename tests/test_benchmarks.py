@@ -314,6 +314,12 @@ def test_page(run):
     assert "20.0 GB/s on cpu" in page and "- polars: left out, since polars is not installed" in page
 
 
+def test_options_of_pytest_need_a_run(run, capsys):
+    with pytest.raises(SystemExit):
+        report.main([str(run()), "--threads", "1"])
+    assert "with files nothing is measured, but got --threads" in capsys.readouterr().err
+
+
 def test_of_several_files_the_last_counts(run):
     runs = report.Runs([run(), run([entry("segment_sum", 7.0)], "later.json")])
     assert runs.find(operation="segment_sum", direction="forward", dtype="float32")["ratio"] == 7.0
