@@ -13,7 +13,7 @@ import os
 import platform
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Callable, Iterable, Optional
@@ -251,9 +251,10 @@ class Workload:
 
     @cached_property
     def bytes(self) -> int:
-        """The least that has to cross the memory bus. It is the same in both directions: a backward reads the gradients of the
-        results, and the row numbers where there are some, and writes the gradients of the data."""
-        return self.op.bytes_moved(self.data, self.segments)
+        """The least that has to cross the memory bus. A backward reads the gradients of the results, and the row numbers where
+        there are some, and writes the gradients of the data, of all rows: as much as a forward that reads all of them."""
+        op = self.op if self.point.direction == "forward" else replace(self.op, one_row=False)
+        return op.bytes_moved(self.data, self.segments)
 
     # What peers take.
 

@@ -1,6 +1,7 @@
 """One page with tables and plots from the JSON of runs, and the performance table of the README.
 
-    python -m benchmarks.report                        # measures first, then writes; options of pytest may follow
+    python -m benchmarks.report                        # measures first, then writes
+    python -m benchmarks.report --options="--threads 1"
     python -m benchmarks.report cpu.json cuda.json     # of runs with `pytest benchmarks --benchmark-json=cpu.json`
 
 Of a measurement that several files hold, that of the last counts.
@@ -12,6 +13,7 @@ import argparse
 import json
 import math
 import re
+import shlex
 import subprocess
 import sys
 from collections import defaultdict
@@ -453,12 +455,13 @@ def measure(options: list[str]) -> Path:
 def main(arguments: Optional[list] = None) -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.report", description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", type=Path, help="JSON of pytest-benchmark; without one, everything is measured now")
+    parser.add_argument("--options", default="", help="of the `pytest benchmarks` that measures")
     parser.add_argument("--folder", type=Path, default=ROOT / "docs", help="for the page and its plots, docs by default")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md", help="whose table is filled")
-    options, of_pytest = parser.parse_known_args(arguments)
-    if options.files and of_pytest:
-        parser.error(f"with files nothing is measured, but got {' '.join(of_pytest)}")
-    runs = Runs(options.files or [measure(of_pytest)])
+    options = parser.parse_args(arguments)
+    if options.files and options.options:
+        parser.error(f"with files nothing is measured, but got --options={options.options}")
+    runs = Runs(options.files or [measure(shlex.split(options.options))])
     options.folder.mkdir(parents=True, exist_ok=True)
     images = draw(runs, options.folder)
     (options.folder / "benchmarks.md").write_text(page(runs, images))
