@@ -86,12 +86,13 @@ def _from_lengths(lengths: Tensor, rows: int) -> Segments:
     return Segments.from_offsets(torch.cat((ends.new_zeros(1), ends)))
 
 
-def even(mean: int) -> Callable[[int], Segments]:
-    """Lengths from 1 to twice the mean, less 1."""
+def even(mean: int, shortest: int = 2) -> Callable[[int], Segments]:
+    """Lengths from the shortest on, as many above the mean as below. Peers do not agree on what the variance of one row is."""
 
     def make(rows: int) -> Segments:
         count = 2 * rows // mean + 2
-        return _from_lengths(torch.randint(1, 2 * mean, (count,), generator=testing.make_generator()), rows)
+        lengths = torch.randint(shortest, 2 * mean - shortest + 1, (count,), generator=testing.make_generator())
+        return _from_lengths(lengths, rows)
 
     return make
 

@@ -99,7 +99,7 @@ def kinds(scale: Scale) -> Iterator[Row]:
     for features in (1, 16, 64):
         data = scale.data(features, "normal")
         for mean in (2, 16, 256):
-            segments = base.even(mean)(len(data))
+            segments = base.even(mean, shortest=1)(len(data))
             for this, beside in pairs:
                 one, other = registry.find(this).fn, registry.find(beside).fn
                 yield against({"D": features, "mean length": mean}, this, lambda: one(data, segments), beside, lambda: other(data, segments), scale)
@@ -151,7 +151,7 @@ def order(scale: Scale) -> Iterator[Row]:
     for features in (16, 64):
         data = scale.data(features)
         for mean in (2, 16, 256):
-            in_order, mixed = base.even(mean)(len(data)), base.any_order(base.even(mean))(len(data))
+            in_order, mixed = (make(len(data)) for make in (base.even(mean, shortest=1), base.any_order(base.even(mean, shortest=1))))
             index, size, facts = mixed.index, mixed.num_segments, {"D": features, "mean length": mean}
             yield against(facts, "any order", lambda: fastops.segment_sum(data, mixed), "in order", lambda: fastops.segment_sum(data, in_order), scale)
             others = {"index_add": lambda: data.new_zeros(size, features).index_add(0, index, data)}

@@ -117,6 +117,10 @@ def ms(seconds: float) -> str:
     return digits(1e3 * seconds)
 
 
+def megabytes(record: Record) -> str:
+    return digits(record["bytes"] / 1e6)
+
+
 def markdown(heading: list, rows: Iterable[list]) -> str:
     lines = [heading, ["---"] * len(heading), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
@@ -124,10 +128,10 @@ def markdown(heading: list, rows: Iterable[list]) -> str:
 
 def plain_table(records: list[Record]) -> str:
     """For a terminal."""
-    heading = ("operation", "case", "dtype", "device", "direction", "N", "ms", "GB/s", "of copy", "best peer", "its ms", "ratio")
+    heading = ("operation", "case", "dtype", "device", "direction", "N", "MB", "ms", "GB/s", "of copy", "best peer", "its ms", "ratio")
     rows = [heading] + [
         (
-            r["operation"], r["case"], r["dtype"], r["device"], r["direction"], str(r["rows"]), ms(r["seconds"]),
+            r["operation"], r["case"], r["dtype"], r["device"], r["direction"], str(r["rows"]), megabytes(r), ms(r["seconds"]),
             f"{r['bandwidth'] / 1e9:.1f}", f"{100 * r['share_of_copy']:.0f} %", r["best_peer"] or "none",
             ms(r["peers"][r["best_peer"]]) if r["best_peer"] else "", times(r["ratio"]),
         )
@@ -137,12 +141,16 @@ def plain_table(records: list[Record]) -> str:
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 
 
+def threads(machine: dict) -> str:
+    return f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
+
+
 def machine_lines(machine: dict) -> list[str]:
     packages = ", ".join(f"{name} {number}" for name, number in machine["packages"].items())
     commit = machine["commit"]
     load = f"{machine['load'][0]:.1f}" if machine["load"] else "unknown"
     lines = [
-        f"- {machine['processor']}, {machine['cores']} cores, {machine['threads']} threads, {machine['kernels']} kernels, "
+        f"- {machine['processor']}, {machine['cores']} cores, {threads(machine)}, {machine['kernels']} kernels, "
         f"load {load} at the start",
         f"- Python {machine['python']}, torch {machine['torch']}, fastops {machine['version']}, commit {commit['id'][:10]}"
         + (" and changes" if commit["dirty"] else ""),
@@ -199,9 +207,9 @@ def _case(runs: Runs, device: str, case: str) -> list[str]:
         return []
     rows = []
     for name in operations(forward.values()):
-        rows.append([f"`{name}`", *_cells(forward[name]), *(_cells(backward[name]) if name in backward else [""] * 5)])
+        rows.append([f"`{name}`", megabytes(forward[name]), *_cells(forward[name]), *(_cells(backward[name]) if name in backward else [""] * 5)])
     some = next(r for r in forward.values() if r["operation"] != "segment_broadcast" or len(forward) == 1)
-    heading = ["operation", "ms", "GB/s", "of copy", "best peer", "ratio", "backward, ms", "GB/s", "of copy", "best peer", "ratio"]
+    heading = ["operation", "MB", "ms", "GB/s", "of copy", "best peer", "ratio", "backward, ms", "GB/s", "of copy", "best peer", "ratio"]
     facts = f"{some['rows']:,} rows of {some['features']} in {some['segments']:,} segments, float32."
     return [f"### {case}: {runs.cases[case]}", facts, markdown(heading, rows)]
 
@@ -407,7 +415,7 @@ def readme_block(runs: Runs) -> str:
     machine = runs.machines[-1]
     lines = [
         f"How many times as long as fastops the best of {len(_peer_names(runs))} other ways takes, forward / backward, float32; above 1 fastops is faster.",
-        f"{machine['threads']} threads, {machine['processor']} ({machine['kernels']}), commit {machine['commit']['id'][:10]}, `{MEASURE}`.",
+        f"{threads(machine)}, {machine['processor']} ({machine['kernels']}), commit {machine['commit']['id'][:10]}, `{MEASURE}`.",
         "`docs/benchmarks.md` has all numbers, plots, and what the cases are.",
     ]
     for device in runs.devices:

@@ -48,7 +48,7 @@ def test_cases_stress_what_they_say():
     assert lengths["tiny"].mean().item() == pytest.approx(4, rel=0.1) and lengths["long"].mean() > 2000
     assert (lengths["empty"] == 0).double().mean().item() == 0.5
     for name in ("uniform", "tiny", "long", "wide", "scalar", "unsorted"):
-        assert lengths[name].min() > 0, "peers do not agree on empty segments"
+        assert lengths[name].min() >= 2, "peers do not agree on what is empty, or the variance of one row"
     ranked = lengths["zipf"].sort(descending=True).values
     assert ranked[0] / ranked[9] == pytest.approx(10, rel=0.2)
     assert base.find_case("unsorted").segments(2**12).order is not None
@@ -338,8 +338,8 @@ def run(tmp_path):
 
 def test_page(run):
     page = report.page(report.Runs([run()]), {"benchmarks-cpu-ratios.png": "A caption."})
-    assert "| `segment_sum` | 1.00 | 4.2 | 50 % | one | 2.0 | 1.00 | 4.2 | 50 % | one | 0.50 |" in page
-    assert "| `segment_softmax` | 1.00 | 4.2 | 50 % | none |  |  |  |  |  |  |" in page
+    assert "| `segment_sum` | 4.19 | 1.00 | 4.2 | 50 % | one | 2.0 | 1.00 | 4.2 | 50 % | one | 0.50 |" in page
+    assert "| `segment_softmax` | 4.19 | 1.00 | 4.2 | 50 % | none |  |  |  |  |  |  |" in page
     assert "1 of 3 comparisons have a ratio below 0.95." in page
     assert "| `segment_sum` | uniform | float32 | backward | 1.00 | one | 0.500 | 0.50 |" in page
     assert "| `segment_sum` | uniform | float16 | forward | 1.00 | 4.2 | 50 % | one | 4.0 | 1.00 |" in page
