@@ -86,8 +86,9 @@ def _from_lengths(lengths: Tensor, rows: int) -> Segments:
     return Segments.from_offsets(torch.cat((ends.new_zeros(1), ends)))
 
 
-def even(mean: int, shortest: int = 2) -> Callable[[int], Segments]:
-    """Lengths from the shortest on, as many above the mean as below. Peers do not agree on what the variance of one row is."""
+def even(mean: int, shortest: int = 3) -> Callable[[int], Segments]:
+    """Lengths from the shortest on, as many above the mean as below. Peers do not agree on what the variance of one row is, and
+    that of two has a derivative that rounding decides where these are almost equal."""
 
     def make(rows: int) -> Segments:
         count = 2 * rows // mean + 2
