@@ -453,7 +453,7 @@ def measure(options: list[str]) -> Path:
     """A run of everything, as JSON; `options` are those of `pytest benchmarks`."""
     file = ROOT / "build" / "benchmarks" / "run.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pytest", "benchmarks", "-q", *options, f"--benchmark-json={file}"]
+    command = [sys.executable, "-m", "pytest", "benchmarks", "-q", *options, f"--benchmark-json={file.relative_to(ROOT)}"]
     done = subprocess.run(command, cwd=ROOT)
     if done.returncode:
         raise SystemExit(f"report: the benchmarks must pass, but pytest ended with {done.returncode}")
