@@ -92,6 +92,7 @@ def test_bytes_moved():
     assert registry.find("segment_max").bytes_moved(data, segments) == 7 * 20 + 3 * 20 + 3 * 40 + 4 * 8
     assert registry.find("segment_topk").bytes_moved(data, segments) == 7 * 20 + 2 * 3 * 20 + 2 * 3 * 40 + 4 * 8
     assert registry.find("segment_any").bytes_moved(data, segments) == 7 * 20 + 3 * 5 + 4 * 8
+    assert registry.find("segment_first").bytes_moved(data, segments) == 3 * 20 + 3 * 20 + 4 * 8
     assert registry.find("segment_broadcast").bytes_moved(data[:3], segments) == 3 * 20 + 7 * 20 + 4 * 8
 
 

@@ -39,6 +39,49 @@ def stopwatch(device: Any) -> Callable[..., float]:
     return measure_on_device
 
 
+class Race:
+    """Several ways to do the same work, in turns: a machine that is slow for a while is slow for all of them.
+
+    `taken` has the seconds of one call in each turn so far, for each of `ways`; making a race is its first turn. Short work is
+    called several times in a turn, and the mean counts.
+
+    Args:
+        warm: they were all called before, so that no page and no kernel is touched for the first time.
+        before: called before each call, while no clock runs, to empty a cache; then a turn is one call.
+    """
+
+    def __init__(
+        self, ways: dict[str, Work], device: Any = "cpu", *, warm: bool = False, before: Optional[Work] = None
+    ) -> None:
+        self.ways = ways
+        self._measure = stopwatch(device)
+        self._before = before
+        if not warm:
+            for work in ways.values():
+                work()
+        self.calls = dict.fromkeys(ways, 1)
+        self.taken = {name: [self._time(name)] for name in ways}
+        if before is None:
+            self.calls = {name: math.ceil(_SHORTEST_MEASUREMENT / max(times[0], 1e-9)) for name, times in self.taken.items()}
+        for name, number in self.calls.items():
+            if number > 1:
+                self.taken[name] = [self._time(name)]
+
+    def _time(self, name: str) -> float:
+        if self._before is not None:
+            self._before()
+        return self._measure(self.ways[name], self.calls[name])
+
+    def turn(self) -> None:
+        """Every way is measured once more."""
+        for name, times in self.taken.items():
+            times.append(self._time(name))
+
+    def medians(self) -> dict[str, float]:
+        """Seconds of one call, for each way: the median of its turns."""
+        return {name: statistics.median(times) for name, times in self.taken.items()}
+
+
 def medians(
     ways: dict[str, Work],
     device: Any = "cpu",
@@ -48,26 +91,19 @@ def medians(
     limit: Optional[float] = None,
     warm: bool = False,
 ) -> dict[str, float]:
-    """Seconds that one call takes, for each of `ways`: the median over rounds in which every way has its turn, so that a
-    machine that is slow for a while is slow for all of them.
+    """Seconds that one call takes, for each of `ways`: the median over the turns of a `Race`.
 
-    There are `rounds` rounds, more until `seconds` have passed, and fewer, but at least one, once `limit` seconds have.
-    `warm`: they were all called before, so that no page and no kernel is touched for the first time.
+    There are `rounds` turns, more until `seconds` have passed, and fewer, but at least one, once `limit` seconds have.
+    `warm`: they were all called before.
     """
-    measure = stopwatch(device)
     if not warm:
         for work in ways.values():
             work()
     start, done = time.perf_counter(), 1
-    taken = {name: [measure(work)] for name, work in ways.items()}
-    calls = {name: math.ceil(_SHORTEST_MEASUREMENT / max(times[0], 1e-9)) for name, times in taken.items()}
-    for name, number in calls.items():
-        if number > 1:
-            taken[name] = [measure(ways[name], number)]
+    race = Race(ways, device, warm=True)
     while done < rounds or time.perf_counter() - start < seconds:
         if limit is not None and time.perf_counter() - start >= limit:
             break
-        for name, work in ways.items():
-            taken[name].append(measure(work, calls[name]))
+        race.turn()
         done += 1
-    return {name: statistics.median(times) for name, times in taken.items()}
+    return race.medians()

@@ -42,6 +42,7 @@ class Op:
     takes_values: the first argument has one entry per segment, not per row.
     per_row: the result has the rows of the data.
     grouped: and they stand by segment, without those that belong to none.
+    one_row: of each segment, only one row is read.
     data_kind: what `testing.make_data` fills samples with.
     exact: results for dyadic data are exact, whatever the order of accumulation.
     arguments: what is bound, in the order in which the operator takes it between the segments and dim; a floating number is a
@@ -63,6 +64,7 @@ class Op:
     takes_values: bool = False
     per_row: bool = False
     grouped: bool = False
+    one_row: bool = False
     data_kind: str = "dyadic"
     exact: bool = True
     arguments: tuple = ()
@@ -88,13 +90,14 @@ class Op:
         return _errors(self, device)
 
     def bytes_moved(self, data: Tensor, segments: Segments) -> int:
-        """The least that has to cross the memory bus: every input read once, every output written once."""
+        """The least that has to cross the memory bus: every input that counts read once, every output written once."""
         rows_out = segments.num_rows if self.takes_values or self.per_row else segments.num_segments
         if self.grouped and segments.order is not None:
             rows_out = segments.order.numel()
         row = data[0].numel() if data.size(0) else 0
         rows_out *= math.prod(self.behind)
-        total = data.numel() * data.element_size()
+        rows_in = min(segments.num_segments, data.size(0)) if self.one_row else data.size(0)
+        total = rows_in * row * data.element_size()
         total += sum(rows_out * row * dtype.itemsize for dtype in self.result_dtypes(data.dtype))
         return total + sum(part.numel() * part.element_size() for part in segments._parts if part is not None)
 
@@ -376,8 +379,8 @@ OPS: list[Op] = [
         exact=False,
         arguments=(_SHARE,),
     ),
-    _reduction("segment_first", "the first row", "0", _end_peer(False)),
-    _reduction("segment_last", "the last row", "0", _end_peer(True)),
+    _reduction("segment_first", "the first row", "0", _end_peer(False), one_row=True),
+    _reduction("segment_last", "the last row", "0", _end_peer(True), one_row=True),
     Op(
         "segment_broadcast",
         move.segment_broadcast,

@@ -1,0 +1,1 @@
+"""How long operations take beside other ways to do the same: `pytest benchmarks`, see README.md here."""
