@@ -48,12 +48,13 @@ struct QuantilePlace {
   }
 };
 
-// From a to b. Beside an infinity, or where the gap overflows, there is no way along it; what has no share changes nothing.
+// From a to b. Beside an infinity, or where the gap overflows, there is no way along it; what has no share changes nothing, nor
+// what has so little that it is rounded away.
 template <class V>
 FASTOPS_HD V between(V a, V b, V share) {
   const V gap = b - a;
   if (gap - gap == 0) return share < V(0.5) ? a + share * gap : b - gap * (1 - share);
-  return share == 0 ? a : (1 - share) * a + share * b;
+  return share == 0 ? a : share == 1 ? b : (1 - share) * a + share * b;
 }
 
 }  // namespace fastops

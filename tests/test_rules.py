@@ -23,6 +23,7 @@ from fastops import (
     segment_prod,
     segment_sum,
 )
+from fastops.registry import OPS
 
 NAN, INF = float("nan"), float("inf")
 
@@ -313,6 +314,30 @@ def test_ignored_rows_count_in_nothing(make):
         found = gradient(function, data, segments)
         same(found[[0, 3, 5]], [0, 0, 0])
     same(gradient(segment_broadcast, make([7.0, 8, 9]), segments), [2, 0, 1])
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op.differentiable and not op.takes_values], ids=lambda op: op.name)
+def test_no_derivative_sees_ignored_rows(op, device):
+    """Whatever stands there, finite or not, those of first and second order are what they are without."""
+    index = torch.tensor([1, -1, 0, 1, -1, 1, 0, -1], device=device)
+    segments = Segments.from_index(index, 2, ignore_index=-1)
+    belongs = index >= 0
+
+    def derivatives(odd):
+        leaf = torch.tensor([0.5, odd, 2.0, -1.0, odd, 1.5, 0.25, odd], dtype=torch.float64, device=device).requires_grad_()
+        result = op.fn(leaf, segments)
+        result = result[0] if isinstance(result, tuple) else result
+        back = torch.linspace(1, 2, result.numel(), dtype=result.dtype, device=device).reshape(result.shape).requires_grad_()
+        (first,) = torch.autograd.grad(result, leaf, back, create_graph=True)
+        square = first.pow(2).sum()
+        second = torch.autograd.grad(square, (leaf, back), allow_unused=True, materialize_grads=True) if square.requires_grad else ()
+        return [first.detach(), *second]
+
+    plain = derivatives(1.0)
+    same(plain[0][~belongs], [0, 0, 0])
+    for odd in (100.0, 1e300, NAN, INF, -INF):
+        for found, expected in zip(derivatives(odd), plain):
+            assert torch.equal(found, expected), odd
 
 
 def test_all_rows_ignored(make):

@@ -400,3 +400,12 @@ def test_nothing_waits_for_the_device(cuda):
     segment_quantile(data, segments, q, interpolation="nearest")
     assert cudasim.syncs() == before
     assert tops[1].values[2, :1500].tolist() == sorted(data[3:1503].tolist(), reverse=True)
+
+
+def test_quantile_beside_infinities(make):
+    """A share that is rounded to 1 is all of the row, not 1 of it and 0 times an infinity."""
+    for infinity in (-INF, INF):
+        data = make([infinity] * 101)
+        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+            assert segment_quantile(data.to(dtype), make([0, 101]), 0.29).tolist() == [infinity]
+    assert segment_quantile(make([-INF, 1.0]), make([0, 2]), 1 - 1e-9).tolist() == [1]

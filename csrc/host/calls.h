@@ -1,6 +1,9 @@
 // Typed calls of the operators, through the dispatcher, and the part of a derivative's context that all share.
 #pragma once
 
+#include <ATen/ops/ones.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/where.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "host/checks.h"
@@ -84,6 +87,17 @@ inline TensorPair call_prod_parts(const Tensor& data, const Grouping& g, int64_t
 inline Tensor call_broadcast(const Tensor& values, const Grouping& g, SymInt num_rows, int64_t dim) {
   FASTOPS_OPERATOR(BroadcastSignature, op, "segment_broadcast");
   return op.call(values, g.offsets, g.order, g.index, std::move(num_rows), dim);
+}
+
+// Data with a number in place of what stands in rows of no segment: 0 * NaN would hand it on to derivatives.
+inline Tensor without_others(const Tensor& data, const Grouping& g, int64_t dim, double instead) {
+  if (!g.order) return data;
+  dim = at::maybe_wrap_dim(dim, data.dim());
+  const auto listed = g.order->sym_size(0).maybe_as_int(), rows = data.sym_size(dim).maybe_as_int();
+  if (listed && listed == rows) return data;
+  Tensor belongs = call_broadcast(at::ones_symint({g.offsets.sym_size(0) - 1}, data.options().dtype(at::kBool)), g, data.sym_size(dim), 0);
+  for (int64_t d = dim + 1; d < data.dim(); ++d) belongs = belongs.unsqueeze(-1);
+  return at::where(belongs, data, at::scalar_tensor(instead, data.options()));
 }
 
 inline Tensor call_weighted_sum(const Tensor& data, const Tensor& weight, const Grouping& g, int64_t dim, bool wide,

@@ -222,7 +222,7 @@ struct ProductFunction : torch::autograd::Function<ProductFunction> {
     const auto tensors = ctx->get_saved_variables();
     const auto saved = saved_grouping(ctx, 1);
     const int64_t dim = ctx->saved_data["dim"].toInt();
-    const Tensor& data = tensors[0];
+    const Tensor data = without_others(tensors[0], saved, dim, 1);
     const auto [product, zeros] = call_prod_parts(data, saved, dim);
     return {call_prod_backward(grads[0].to(data.scalar_type()), data, product, zeros, saved, dim), {}, {}, {}, {}, {}, {}};
   }

@@ -179,7 +179,7 @@ struct CumprodFunction : torch::autograd::Function<CumprodFunction> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const SavedScan saved(ctx, 1);
     const ScalarType type = ctx->get_saved_variables()[0].scalar_type(), wide = computed_in(type);
-    const Tensor data = ctx->get_saved_variables()[0].to(wide), grad = grads[0].to(wide);
+    const Tensor data = without_others(ctx->get_saved_variables()[0].to(wide), saved.grouping, saved.dim, 0), grad = grads[0].to(wide);
     const Tensor before = call_cumulative(Scan::prod, data, saved.grouping, saved.dim, true, saved.reverse);
     const Tensor back = handed_back(data, grad, saved.grouping, saved.dim, saved.exclusive, saved.reverse);
     return {(before * back).to(type), {}, {}, {}, {}, {}, {}};
@@ -254,7 +254,8 @@ struct LogcumsumexpFunction : torch::autograd::Function<LogcumsumexpFunction> {
     const auto tensors = ctx->get_saved_variables();
     const SavedScan saved(ctx, 2);
     const ScalarType type = tensors[0].scalar_type(), wide = computed_in(type);
-    const Tensor x = tensors[0].to(wide), grad = grads[0].to(wide);
+    const double nothing = -std::numeric_limits<double>::infinity();
+    const Tensor x = without_others(tensors[0].to(wide), saved.grouping, saved.dim, nothing), grad = grads[0].to(wide);
     const auto known = [&](bool exclusive) {  // the result that was returned, unless it was rounded
       if (exclusive == saved.exclusive && type == wide) return tensors[1];
       return call_logcumsumexp(x, saved.grouping, saved.dim, exclusive, saved.reverse);
@@ -262,20 +263,12 @@ struct LogcumsumexpFunction : torch::autograd::Function<LogcumsumexpFunction> {
     const Tensor y = known(false), before = known(true);
     const Tensor none = at::zeros({}, x.options());
     const auto share = [&](const Tensor& part) {  // 0 of nothing, where all is -inf
-      const Tensor is_some = part != -std::numeric_limits<double>::infinity();
+      const Tensor is_some = part != nothing;
       return at::where(is_some, (at::where(is_some, part, none) - at::where(is_some, y, none)).exp(), none);
     };
     const Tensor all = at::ones({}, x.options());  // of an infinity, whatever comes after
     const Tensor back = handed_back(at::where(before == std::numeric_limits<double>::infinity(), all, share(before)), grad, saved.grouping, saved.dim, saved.exclusive, saved.reverse);
-    Tensor down = share(x) * back;
-    if (saved.grouping.order) {  // nothing to rows of no segment, at which y is 0
-      const int64_t dim = at::maybe_wrap_dim(saved.dim, x.dim());
-      Tensor belongs = call_broadcast(at::ones_symint({saved.grouping.offsets.sym_size(0) - 1}, x.options().dtype(at::kBool)),
-                                      saved.grouping, x.sym_size(dim), 0);
-      for (int64_t d = dim + 1; d < x.dim(); ++d) belongs = belongs.unsqueeze(-1);
-      down = at::where(belongs, down, none);
-    }
-    return {down.to(type), {}, {}, {}, {}, {}, {}};
+    return {(share(x) * back).to(type), {}, {}, {}, {}, {}, {}};
   }
 };
 
