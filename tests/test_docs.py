@@ -10,7 +10,7 @@ import torch
 
 import fastops
 
-MODULES = ("fastops", "fastops.move", "fastops.reduce", "fastops.registry", "fastops.segments", "fastops.select", "fastops.testing")
+MODULES = ("fastops", "fastops.move", "fastops.order", "fastops.reduce", "fastops.registry", "fastops.segments", "fastops.select", "fastops.testing")
 
 
 @pytest.mark.parametrize("name", MODULES)
