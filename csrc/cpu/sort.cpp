@@ -173,23 +173,40 @@ struct Runs {
   }
 };
 
-// Where a run ends cannot be predicted, so nothing branches on it.
+template <class E>
+int64_t count_runs(const E* elements, int64_t n) {
+  int64_t count = n > 0;
+  for (int64_t i = 1; i < n; ++i) count += elements[i].key() != elements[i - 1].key();
+  return count;
+}
+
+template <class E>
+Run longest_run(const E* elements, int64_t n) {
+  if (n == 0) return {};
+  // Only what is longer than the longest so far is looked for: from its first element that far on stands an equal one.
+  int64_t longest = 1, begin = 0;
+  for (int64_t i = 0; i + longest < n;) {
+    if (elements[i].key() == elements[i + longest].key()) {
+      begin = i;
+      ++longest;
+    } else {
+      ++i;
+    }
+  }
+  return {elements[begin].key(), elements[begin].place(), longest};
+}
+
 template <class E>
 Runs find_runs(const E* elements, int64_t n) {
-  Runs runs;
-  if (n == 0) return runs;
-  int64_t count = 1, first = 1, begin = 0, longest = 1, longest_begin = 0;
-  for (int64_t i = 1; i < n; ++i) {
-    const bool differs = elements[i].key() != elements[i - 1].key();
-    count += differs;
-    first += count == 1;
-    begin = differs ? i : begin;
-    const int64_t length = i + 1 - begin;
-    longest_begin = length > longest ? begin : longest_begin;
-    longest = length > longest ? length : longest;
-  }
-  const auto run = [&](int64_t at, int64_t length) { return Run{elements[at].key(), elements[at].place(), length}; };
-  return {count, run(0, first), run(begin, n - begin), run(longest_begin, longest)};
+  if (n == 0) return {};
+  const auto are_equal = [&](int64_t a, int64_t b) { return elements[a].key() == elements[b].key(); };
+  int64_t first_end = 1, last_begin = n - 1;
+  while (first_end < n && are_equal(first_end, 0)) ++first_end;
+  while (last_begin > 0 && are_equal(last_begin - 1, n - 1)) --last_begin;
+  return {count_runs(elements, n),
+          {elements[0].key(), elements[0].place(), first_end},
+          {elements[last_begin].key(), elements[last_begin].place(), n - last_begin},
+          longest_run(elements, n)};
 }
 
 template <class K, class E>
@@ -271,7 +288,13 @@ class SortRows final : public Visitor {
       if (sort_elements(columns[c], spare, length, sizeof(K)) == spare) std::swap(columns[c], spare);
     }
     if (call_.wanted == Sorted::rows) return give(tile, span.begin, 0, length, columns);
-    for (int64_t c = 0; c < width; ++c) give_runs(tile, span, c, find_runs(columns[c], length));
+    for (int64_t c = 0; c < width; ++c) {
+      if (call_.wanted == Sorted::nunique) {
+        give_count(tile, span, c, count_runs(columns[c], length));
+      } else {
+        give_mode(tile, span, c, longest_run(columns[c], length));
+      }
+    }
   }
 
   // One segment by all threads: a few of its elements, sorted, say where buckets of nearly the same size end; the elements go
@@ -353,7 +376,11 @@ class SortRows final : public Visitor {
     for (int64_t c = 0; c < (with_rows ? 0 : width); ++c) {
       Runs all;
       for (int b = 0; b < buckets; ++b) all.append(runs[c * buckets + b]);
-      give_runs(tile, span, c, all);
+      if (call_.wanted == Sorted::nunique) {
+        give_count(tile, span, c, all.count);
+      } else {
+        give_mode(tile, span, c, all.longest);
+      }
     }
   }
 
@@ -424,14 +451,15 @@ class SortRows final : public Visitor {
     });
   }
 
-  // What is wanted of the runs of one column of a segment.
-  void give_runs(const Tile& tile, const Span& span, int64_t column, const Runs& runs) const {
-    const int64_t at = (tile.outer * segments_.num_segments + span.segment) * call_.inner + tile.first + column;
-    if (call_.wanted == Sorted::nunique) {
-      call_.counts[at] = runs.count > 0 ? runs.count : int64_t(call_.fill);
-      return;
-    }
-    const int64_t row = runs.count > 0 ? segments_.row(span.begin + runs.longest.place) : -1;
+  // The results of one column of a segment.
+  int64_t result_at(const Tile& tile, const Span& span, int64_t column) const {
+    return (tile.outer * segments_.num_segments + span.segment) * call_.inner + tile.first + column;
+  }
+  void give_count(const Tile& tile, const Span& span, int64_t column, int64_t count) const {
+    call_.counts[result_at(tile, span, column)] = count > 0 ? count : int64_t(call_.fill);
+  }
+  void give_mode(const Tile& tile, const Span& span, int64_t column, const Run& longest) const {
+    const int64_t at = result_at(tile, span, column), row = longest.length > 0 ? segments_.row(span.begin + longest.place) : -1;
     call_.indices[at] = row;
     static_cast<K*>(call_.values)[at] = row < 0 ? K(call_.fill) : data_of(tile)[row * call_.inner + column];
   }
