@@ -183,7 +183,7 @@ int64_t count_runs(const E* elements, int64_t n) {
 template <class E>
 Run longest_run(const E* elements, int64_t n) {
   if (n == 0) return {};
-  // Only what is longer than the longest so far is looked for: from its first element that far on stands an equal one.
+  // Only what is longer than the longest so far is looked for: that far behind its first element stands an equal one.
   int64_t longest = 1, begin = 0;
   for (int64_t i = 0; i + longest < n;) {
     if (elements[i].key() == elements[i + longest].key()) {

@@ -8,10 +8,10 @@
 // equal. Positions of no segment are sorted behind the last one. One thread takes one element. Bytes moved for each: sizeof(T)
 // and 12 to make it, 24 for each pass over 8 bits, and for the results 4, 8, and twice sizeof(T), read at random.
 //
-// Runs of equal elements are counted where they end: the last element of a run looks back for the first one, in steps twice as
-// long each: as many reads as twice the logarithm of their number. Bytes moved for each element: 8, and where keys did not fit 4
-// and sizeof(T), read at random. What a warp has seen of a segment is added atomically, as whole numbers, so that the order does
-// not matter.
+// Runs of equal elements are counted where they end. For the mode the last element of a run looks back for the first one, in
+// steps each twice as long as the one before: few reads however long the run is. Bytes moved for each element: 8, and where keys
+// did not fit 4 and sizeof(T), read at random. What a warp has seen of a segment is added atomically, as whole numbers, so that
+// the order does not matter.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -143,8 +143,7 @@ __global__ void __launch_bounds__(SortPolicy::kThreads) give_rows_kernel(Batch b
   }
 }
 
-// Sorted elements. Their keys have what they were sorted by last: sequence and segment, above the key that they were made of if
-// there was room.
+// Sorted elements. `keys` are what they were sorted by last: sequence and segment, and below those the key if there was room.
 template <class K>
 struct SortedElements {
   const Batch& batch;
@@ -178,8 +177,8 @@ struct SortedElements {
 };
 
 // Gathers what runs say of their segments. For the mode that is the length above the complement of the place, among the sorted
-// elements of the sequence, of the first element: the greatest is that of the first one of the longest runs. It is kept in
-// `indices` for the time being. Neighbours are mostly of one segment: the first of them in a warp speaks for all.
+// elements of the sequence, of the first element: the greatest is that of the first one of the longest runs. It stands in
+// `indices` for the time being. Neighbours are mostly of one segment: the first lane of each speaks for all.
 template <class K>
 __global__ void __launch_bounds__(SortPolicy::kThreads)
     count_runs_kernel(Batch batch, KeyOrder<K> order, const uint64_t* keys, const uint32_t* numbers) {
