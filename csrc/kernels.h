@@ -82,14 +82,24 @@ struct ScanCall {
   int64_t outer, inner;
 };
 
+// What is wanted of the sorted elements of a segment, of each column on its own. Equal ones stand side by side: a run.
+enum class Sorted : int8_t {
+  rows,     // all of them
+  mode,     // the longest run, of equally long ones the least; its first row
+  nunique,  // the number of runs
+};
+
 // Sorts each column within each segment, stably (keys.h). Positions that belong to no segment, which only offsets that
 // were never checked can leave, get some rows.
 struct SortCall {
+  Sorted wanted;
   DType dtype;         // of data and values
-  bool descending;
+  bool descending;     // rows
   const void* data;    // [outer, N, inner]
-  void* values;        // [outer, P, inner], P the number of positions; none: only indices are wanted
-  int64_t* indices;    // [outer, P, inner] the rows of data
+  void* values;        // rows: [outer, P, inner], P the number of positions, none: not wanted; mode: [outer, S, inner]
+  int64_t* indices;    // of the same shape, the rows of data; mode: -1, and the value is fill, for a segment without rows
+  int64_t* counts;     // nunique: [outer, S, inner]; fill for a segment without rows
+  uint64_t fill;       // mode: the bits of the element; nunique: the count
   SegmentsView segments;
   int64_t outer, inner;
 };

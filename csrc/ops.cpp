@@ -59,6 +59,8 @@ TORCH_LIBRARY(fastops, m) {
   // sort.cpp
   op("segment_sort(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, bool descending=False) -> (Tensor values, Tensor indices)");
   op("segment_argsort(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, bool descending=False) -> Tensor");
+  op("segment_nunique(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, int fill_value=0) -> Tensor");
+  op("segment_mode(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, Scalar? fill_value=None) -> (Tensor values, Tensor indices)");
 
   // select.cpp
   op("segment_topk(Tensor data, Tensor offsets, Tensor? order, Tensor? index, SymInt k, int dim=0, bool largest=True, bool sorted=True, Scalar fill_value=0) -> (Tensor values, Tensor indices)");

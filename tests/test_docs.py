@@ -16,6 +16,7 @@ MODULES = (
     "fastops",
     "fastops._offload",
     "fastops.move",
+    "fastops.order",
     "fastops.placement",
     "fastops.reduce",
     "fastops.registry",

@@ -7,7 +7,7 @@ from helpers import gradient, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastops import Segments, segment_argsort, segment_sort, testing
+from fastops import Segments, segment_argsort, segment_mode, segment_nunique, segment_sort, testing
 from fastops.registry import ALL_DTYPES, FLOATING
 
 NAN, INF = float("nan"), float("inf")
@@ -129,6 +129,95 @@ def test_arguments(make):
                 function(data, offsets, descending=wrong)
 
 
+# ---- different values and the most frequent one ----
+
+
+def test_mode_and_nunique(make):
+    data, offsets = make([3.0, 1, 3, 1, 5, 9, 2]), make([0, 3, 3, 7])
+    result = segment_mode(data, offsets)
+    assert type(result) is torch.return_types.mode
+    same(result.values, [3, NAN, 1])
+    same(result.indices, [0, -1, 3])
+    same(segment_nunique(data, offsets), [2, 0, 4])
+    for dtype in (torch.int64, torch.uint8, torch.float16):
+        values, indices = segment_mode(data.to(dtype), offsets, fill_value=7)
+        same(values, [3, 7, 1])
+        same(indices, [0, -1, 3])
+        same(segment_nunique(data.to(dtype), offsets, fill_value=-7), [2, -7, 4])
+    same(segment_mode(data.long(), offsets).values, [3, 0, 1])
+
+
+def test_mode_of_values_that_are_equally_frequent(make):
+    """The least of them, at its first row."""
+    data, offsets = make([5, -2, 5, -2, 7, 7, 0, 3, 3, 1, 1]), make([0, 7, 11])
+    for dtype in (torch.int32, torch.int8, torch.float32, torch.float64, torch.bfloat16):
+        values, indices = segment_mode(data.to(dtype), offsets)
+        same(values, [-2, 1])
+        same(indices, [1, 9])
+    same(segment_nunique(data, offsets), [4, 2])
+
+
+def test_mode_of_bool(make):
+    data, offsets = make([True, False, False, True, True, True, False]), make([0, 4, 6, 6, 7])
+    values, indices = segment_mode(data, offsets)
+    assert values.tolist() == [False, True, False, False] and values.dtype == torch.bool
+    same(indices, [1, 4, -1, 6])
+    same(segment_nunique(data, offsets), [2, 1, 0, 1])
+
+
+def test_equal_bits_are_not_what_counts(make):
+    """NaN equals NaN whatever its bits, and -0.0 equals 0.0. The value is that of the row."""
+    data, offsets = make([NAN, 1.0, -NAN, 2.0, -0.0, 0.0, 3.0, 0.0, -INF, -INF, INF, NAN, NAN]), make([0, 4, 8, 13])
+    for dtype in FLOATING:
+        values, indices = segment_mode(data.to(dtype), offsets)
+        same(values, [NAN, 0, -INF])
+        same(indices, [0, 4, 8])
+        assert values.cpu().signbit()[1]
+        same(segment_nunique(data.to(dtype), offsets), [3, 2, 3])
+
+
+def test_mode_of_columns_and_of_rows_in_any_order(make):
+    segments = Segments.from_index(make([2, 0, -1, 2, 0, -1, 2]), 4, ignore_index=-1)
+    data = make([[5.0, 1], [8, 2], [9, 9], [4, 1], [7, 2], [9, 9], [4, 3]])
+    values, indices = segment_mode(data, segments, fill_value=-1)
+    same(values, [[7, 2], [-1, -1], [4, 1], [-1, -1]])
+    same(indices, [[4, 1], [-1, -1], [3, 0], [-1, -1]])
+    same(segment_nunique(data, segments), [[2, 1], [0, 0], [2, 2], [0, 0]])
+    values, indices = segment_mode(data.t(), segments, dim=1, fill_value=-1)
+    same(values, [[7, -1, 4, -1], [2, -1, 1, -1]])
+    same(indices, [[4, -1, 3, -1], [1, -1, 0, -1]])
+    same(segment_nunique(data.t(), segments, dim=-1), [[2, 0, 2, 0], [1, 0, 2, 0]])
+
+
+def test_rows_of_no_segment_are_left_out_of_an_unchecked_index(make):
+    segments = Segments.from_index(make([1, 9, 0, -5, 1, 0]), 2, check_invariants=False)
+    data = make([4, 4, 4, 4, 2, 3])
+    same(segment_mode(data, segments).values, [3, 2])
+    same(segment_mode(data, segments).indices, [5, 4])
+    same(segment_nunique(data, segments), [2, 2])
+
+
+def test_the_gradient_of_the_mode_goes_to_its_row(make):
+    data, weights = make([2.0, 5.0, 2.0, 7.0, 7.0, 1.0], torch.float64), make([1.0, 10.0, 100.0], torch.float64)
+    same(gradient(segment_mode, data, make([0, 3, 3, 6]), weights), [1, 0, 0, 100, 0, 0])
+    leaf = data.clone().requires_grad_()
+    values, indices = segment_mode(leaf, make([0, 3, 3, 6]), fill_value=0)
+    assert values.requires_grad and not indices.requires_grad
+    (first,) = torch.autograd.grad((values**3 * weights).sum(), leaf, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), leaf)
+    same(second, [12, 0, 0, 4200, 0, 0])
+    assert not segment_nunique(leaf, make([0, 3, 3, 6])).requires_grad
+
+
+def test_what_is_wrong_with_fill_value(make):
+    data, offsets = make([1, 2]), make([0, 2])
+    for wrong in (0.0, None, True, np.int64(0)):
+        with pytest.raises(TypeError, match="^segment_nunique: fill_value must be an int, but got "):
+            segment_nunique(data, offsets, fill_value=wrong)
+    with pytest.raises(ValueError, match="^segment_mode: fill_value must fit in int64, but got nan"):
+        segment_mode(data, offsets, fill_value=float("nan"))
+
+
 # ---- sizes that the ways to sort depend on ----
 
 
@@ -149,6 +238,7 @@ def test_every_length(device, dtype, columns):
                 same(value, expected.values)
                 same(row - begin, expected.indices)
                 begin += len(part)
+        check_runs(data, Segments.from_lengths(torch.tensor(lengths)), device)
 
 
 @pytest.mark.parametrize("kind", ("normal", "few", "equal", "periodic", "ascending", "descending"))
@@ -174,6 +264,17 @@ def test_long_segments(lengths, dtype, kind):
                 expected = part.sort(stable=True, descending=descending)
                 assert torch.equal(value, expected.values) and torch.equal(row - begin, expected.indices)
                 begin += len(part)
+        check_runs(data[:, None], Segments.from_lengths(torch.tensor(lengths)))
+
+
+@pytest.mark.parametrize("runs", ((60_000, 60_001, 30_000), (90_000, 89_999, 1), (1, 149_999, 1, 1), (50_000,) * 3), ids=str)
+def test_runs_of_long_segments(runs):
+    """They go on over the ends of buckets, and the longest may not be that of a single bucket."""
+    data = torch.arange(len(runs)).repeat_interleave(torch.tensor(runs))[:, None] * 1.5 - 2
+    check_runs(data, Segments.from_lengths(torch.tensor([len(data)])))
+    mixed = data[torch.randperm(len(data), generator=testing.make_generator(1))]
+    check_runs(mixed, Segments.from_lengths(torch.tensor([len(data)])))
+    check_runs(mixed.double(), Segments.from_lengths(torch.tensor([5, len(data) - 5])))
 
 
 @pytest.mark.parametrize("columns", (2, 9, 33))
@@ -185,6 +286,32 @@ def test_long_segments_of_several_columns(columns):
     for rows, value, row in zip(segments.order.split(counts), values.split(counts), indices.split(counts)):
         expected = data[rows].sort(dim=0, stable=True)
         assert torch.equal(value, expected.values) and torch.equal(row, rows[expected.indices])
+    check_runs((data * 4).round(), segments)
+
+
+def runs_by_loops(data, index, num_segments):
+    """Of segments and columns, one after the other: how many values are different, the most frequent one, its first row."""
+    counts = np.zeros((num_segments, data.shape[1]), np.int64)
+    modes, rows = np.full(counts.shape, -1.0), np.full(counts.shape, -1)
+    for number in range(num_segments):
+        members = np.flatnonzero(index == number)
+        for column in range(data.shape[1] if len(members) else 0):
+            values, first, lengths = np.unique(data[members, column], return_index=True, return_counts=True, equal_nan=True)
+            best = lengths.argmax()
+            counts[number, column] = len(values)
+            modes[number, column], rows[number, column] = values[best], members[first[best]]
+    return counts, modes, rows
+
+
+def check_runs(data, segments, device="cpu"):
+    counts, modes, rows = runs_by_loops(data.numpy(), segments.index.numpy(), segments.num_segments)
+    for threads in (1, 2, 3) if device == "cpu" and len(data) > 70_000 else (torch.get_num_threads(),):
+        torch.set_num_threads(threads)
+        there = segments.to(device)
+        values, indices = segment_mode(data.to(device), there, fill_value=1)
+        np.testing.assert_array_equal(indices.cpu().numpy(), rows)
+        np.testing.assert_array_equal(values.cpu().numpy().astype(modes.dtype), np.where(rows < 0, 1, modes))
+        np.testing.assert_array_equal(segment_nunique(data.to(device), there).cpu().numpy(), counts)
 
 
 # ---- any input, against loops in NumPy ----
@@ -226,5 +353,6 @@ def test_any_input(device):
         np.testing.assert_array_equal(values.cpu().numpy(), expected_values)
         np.testing.assert_array_equal(indices.cpu().numpy(), expected_rows)
         assert torch.equal(segment_argsort(data.to(device), segments, descending=descending), indices)
+        check_runs(data, segments.cpu(), device)
 
     check()

@@ -1,5 +1,6 @@
 """The reference itself, against torch's own operations on one segment at a time."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,6 +23,8 @@ FILLS = {
     "var": 0,
     "std": 0,
     "median": float("nan"),
+    "nunique": 0,
+    "mode": float("nan"),
     "quantile": float("nan"),
     "first": 0,
     "last": 0,
@@ -38,13 +41,28 @@ def top_rows(part, members, k):
     return values, rows
 
 
+def different(part):
+    """Of each column: how many values are different, the most frequent one, and its first row. torch takes no NaN for equal."""
+    counts, modes, rows = [], [], []
+    for column in part.T.numpy():
+        values, first, number = np.unique(column, return_index=True, return_counts=True, equal_nan=True)
+        counts.append(len(values))
+        modes.append(values[number.argmax()])
+        rows.append(first[number.argmax()])
+    return torch.tensor(counts), torch.from_numpy(np.array(modes)), torch.tensor(rows)
+
+
 def one_at_a_time(name, data, segments, arguments=()):
     """The reduction by a loop over segments with the torch namesake."""
     index = segments.index
     if name == "topk":
         members = [(index == number).nonzero()[:, 0] for number in range(segments.num_segments)]
         return tuple(torch.stack(parts) for parts in zip(*[top_rows(data[rows], rows, *arguments) for rows in members]))
-    functions = {"first": lambda part, dim: part[0], "last": lambda part, dim: part[-1]}
+    functions = {
+        "first": lambda part, dim: part[0],
+        "last": lambda part, dim: part[-1],
+        "nunique": lambda part, dim: different(part)[0],
+    }
     function = functions.get(name) or getattr(torch, name)
     if "softmax" in name:
         out = torch.zeros_like(data)
@@ -81,12 +99,16 @@ def one_at_a_time(name, data, segments, arguments=()):
             shape = data.shape[1:]
             dtype = function(data[:1], *arguments, dim=0)
             dtype = (dtype[0] if isinstance(dtype, tuple) else dtype).dtype
-            fill = FILLS[name] if dtype.is_floating_point or name != "median" else 0
+            fill = FILLS[name] if dtype.is_floating_point or name not in ("median", "mode") else 0
             results.append(torch.full(shape, fill, dtype=dtype))
             rows.append(torch.full(shape, -1))
             continue
         part = data[members]
-        if name in ("max", "min", "argmax", "argmin", "median"):
+        if name == "mode":
+            _, mode, first = different(part)
+            results.append(mode)
+            rows.append(members[first])
+        elif name in ("max", "min", "argmax", "argmin", "median"):
             # torch promises the first of ties for none of these: the first row that equals the extremum is looked up.
             best = part.median(0).values if name == "median" else part.amax(0) if "max" in name else part.amin(0)
             equal = (part == best) | ((part != part) & (best != best))
@@ -95,7 +117,7 @@ def one_at_a_time(name, data, segments, arguments=()):
             rows.append(first)
         else:
             results.append(function(part, *arguments, dim=0))
-    if name in ("max", "min", "median"):
+    if name in ("max", "min", "median", "mode"):
         return torch.stack(results), torch.stack(rows)
     return torch.stack(results)
 

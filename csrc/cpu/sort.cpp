@@ -3,9 +3,10 @@
 // The rows of a segment and of a tile of columns are brought together column by column, as elements that are a key (keys.h)
 // above the row's place in its segment: no two of them are equal, so that any way of sorting is stable. Short columns are
 // sorted by counting how many elements are smaller, by vectors; longer ones by merging such runs, still longer ones digit by
-// digit. Then the places say which rows stand where. One thread takes one segment, but all take one together that is a large
-// part of the whole. Elements take 8 bytes (16 if keys do not fit): the columns of a tile and one more, for each thread, of the
-// longest segment that it takes; and those of a segment that all take, unless they find room in the result.
+// digit. Then the places say which rows stand where, or runs of equal keys are counted while they are in the cache. One thread
+// takes one segment, but all take one together that is a large part of the whole. Elements take 8 bytes (16 if keys do not fit):
+// the columns of a tile and one more, for each thread, of the longest segment that it takes; and those of a segment that all
+// take, unless they find room in the result.
 #include "cpu/capability.h"
 
 #include "cpu/count.h"
@@ -141,12 +142,79 @@ void find_buckets(const E* elements, int64_t n, const E* last, int buckets, uint
   }
 }
 
+// Equal elements that stand side by side: their key, the place of the first one, and how many there are.
+struct Run {
+  uint64_t key = 0;
+  int64_t place = 0, length = 0;
+};
+
+// What is known of the runs of a part of a column. Of equally long ones the first is the longest.
+struct Runs {
+  int64_t count = 0;
+  Run first, last, longest;
+
+  void keep_longer(const Run& run) {
+    if (run.length > longest.length) longest = run;
+  }
+
+  // Those of the part behind. The runs on either side of the seam may be one.
+  void append(const Runs& next) {
+    if (next.count == 0) return;
+    const bool is_cut = count > 0 && last.key == next.first.key;
+    if (is_cut) {
+      last.length += next.first.length;
+      keep_longer(last);
+      if (count == 1) first = last;
+    }
+    if (count == 0) first = next.first;
+    if (!is_cut || next.count > 1) last = next.last;
+    keep_longer(next.longest);
+    count += next.count - is_cut;
+  }
+};
+
+template <class E>
+int64_t count_runs(const E* elements, int64_t n) {
+  int64_t count = n > 0;
+  for (int64_t i = 1; i < n; ++i) count += elements[i].key() != elements[i - 1].key();
+  return count;
+}
+
+template <class E>
+Run longest_run(const E* elements, int64_t n) {
+  if (n == 0) return {};
+  // Only what is longer than the longest so far is looked for: that far behind its first element stands an equal one.
+  int64_t longest = 1, begin = 0;
+  for (int64_t i = 0; i + longest < n;) {
+    if (elements[i].key() == elements[i + longest].key()) {
+      begin = i;
+      ++longest;
+    } else {
+      ++i;
+    }
+  }
+  return {elements[begin].key(), elements[begin].place(), longest};
+}
+
+template <class E>
+Runs find_runs(const E* elements, int64_t n) {
+  if (n == 0) return {};
+  const auto are_equal = [&](int64_t a, int64_t b) { return elements[a].key() == elements[b].key(); };
+  int64_t first_end = 1, last_begin = n - 1;
+  while (first_end < n && are_equal(first_end, 0)) ++first_end;
+  while (last_begin > 0 && are_equal(last_begin - 1, n - 1)) --last_begin;
+  return {count_runs(elements, n),
+          {elements[0].key(), elements[0].place(), first_end},
+          {elements[last_begin].key(), elements[last_begin].place(), n - last_begin},
+          longest_run(elements, n)};
+}
+
 template <class K, class E>
 class SortRows final : public Visitor {
   using Policy = SortPolicy;
   struct Long {
     Tile tile;
-    int64_t begin, length;
+    Span span;
   };
   // Of one thread.
   struct Room {
@@ -181,12 +249,13 @@ class SortRows final : public Visitor {
     rooms_.resize(tasks);
     walk(cut, segments_, pool, tasks, *this);
     for (Room& room : rooms_) {
-      for (const auto& [tile, begin, length] : room.found) {
+      for (const auto& [tile, span] : room.found) {
         for (int64_t c = tile.first; c < tile.last; c += Policy::kLongColumns) {
-          sort_long({tile.outer, c, std::min(c + Policy::kLongColumns, tile.last)}, begin, length, pool);
+          sort_long({tile.outer, c, std::min(c + Policy::kLongColumns, tile.last)}, span, pool);
         }
       }
     }
+    if (call_.wanted != Sorted::rows) return;
     // Positions before the first segment or behind the last, which only offsets that were never checked can leave.
     const int64_t s = segments_.num_segments;
     const int64_t first = s > 0 ? segments_.begin(0) : positions, last = s > 0 ? segments_.clamped(s) : positions;
@@ -199,32 +268,42 @@ class SortRows final : public Visitor {
   void whole(const Tile& tile, int64_t first, int64_t last, int64_t begin, int64_t, int64_t thread) override {
     for (int64_t s = first; s < last; ++s) {
       const int64_t end = segments_.end(s, begin);
-      if (end > begin) sort(tile, begin, end - begin, rooms_[thread]);
+      sort(tile, {s, begin, 0, end - begin}, rooms_[thread]);
       begin = end;
     }
   }
 
   void chunk(const Tile& tile, const Span& span, int64_t thread) override {
-    if (span.first == 0) rooms_[thread].found.push_back({tile, span.begin, span.length});
+    if (span.first == 0) rooms_[thread].found.push_back({tile, span});
   }
 
  private:
-  void sort(const Tile& tile, int64_t begin, int64_t length, Room& room) {
-    const int64_t width = tile.last - tile.first;
+  void sort(const Tile& tile, const Span& span, Room& room) {
+    const int64_t width = tile.last - tile.first, length = span.length;
     E* spare = room.of((width + 1) * length);
     E* columns[Policy::kMostColumns];
     for (int64_t c = 0; c < width; ++c, spare += length) columns[c] = spare;
-    gather(tile, begin, 0, length, columns);
+    gather(tile, span.begin, 0, length, columns);
     for (int64_t c = 0; c < width; ++c) {
       if (sort_elements(columns[c], spare, length, sizeof(K)) == spare) std::swap(columns[c], spare);
     }
-    give(tile, begin, 0, length, columns);
+    if (call_.wanted == Sorted::rows) return give(tile, span.begin, 0, length, columns);
+    for (int64_t c = 0; c < width; ++c) {
+      if (call_.wanted == Sorted::nunique) {
+        give_count(tile, span, c, count_runs(columns[c], length));
+      } else {
+        give_mode(tile, span, c, longest_run(columns[c], length));
+      }
+    }
   }
 
   // One segment by all threads: a few of its elements, sorted, say where buckets of nearly the same size end; the elements go
   // to their buckets, in the order of their places; then each bucket is sorted by one thread, in its cache. Making elements
-  // twice costs less than keeping them. Those of a single column are in their buckets where its indices will be.
-  void sort_long(const Tile& tile, int64_t begin, int64_t length, const Pool& pool) {
+  // twice costs less than keeping them. Those of a single column are in their buckets where its indices will be. Where runs
+  // are wanted, those of the buckets are joined in the end.
+  void sort_long(const Tile& tile, const Span& span, const Pool& pool) {
+    const bool with_rows = call_.wanted == Sorted::rows;
+    const int64_t begin = span.begin, length = span.length;
     const int64_t width = tile.last - tile.first, tasks = std::min<int64_t>(length / Policy::kPartRows, rooms_.size());
     int buckets = 1;
     while (buckets < Policy::kMostBuckets && (buckets < tasks * Policy::kTaskBuckets || buckets * Policy::kBucketRows < length)) {
@@ -269,7 +348,7 @@ class SortRows final : public Visitor {
       }
       starts[c * bounds + buckets] = total;
     }
-    const bool in_place = call_.inner == 1 && sizeof(E) == sizeof(int64_t);
+    const bool in_place = with_rows && call_.inner == 1 && sizeof(E) == sizeof(int64_t);
     const std::unique_ptr<E[]> apart(in_place ? nullptr : new E[width * length]);
     E* const grouped = in_place ? reinterpret_cast<E*>(call_.indices + tile.outer * segments_.num_positions + begin) : apart.get();
     pool(tasks, [&](int64_t task) {
@@ -278,6 +357,7 @@ class SortRows final : public Visitor {
         for (int64_t r = first; r < end; ++r) grouped[c * length + next[found[r]]++] = elements[r - first];
       });
     });
+    const std::unique_ptr<Runs[]> runs(with_rows ? nullptr : new Runs[width * buckets]);
     pool(tasks, [&](int64_t task) {
       for (int64_t b = task * buckets / tasks; b < (task + 1) * buckets / tasks; ++b) {
         for (int64_t c = 0; c < width; ++c) {
@@ -285,10 +365,23 @@ class SortRows final : public Visitor {
           E* const elements = rooms_[task].of(2 * count);
           std::memcpy(elements, grouped + c * length + first, count * sizeof(E));
           E* const sorted = sort_elements(elements, elements + count, count, sizeof(K));
-          give({tile.outer, tile.first + c, tile.first + c + 1}, begin, first, end, &sorted);
+          if (with_rows) {
+            give({tile.outer, tile.first + c, tile.first + c + 1}, begin, first, end, &sorted);
+          } else {
+            runs[c * buckets + b] = find_runs(sorted, count);
+          }
         }
       }
     });
+    for (int64_t c = 0; c < (with_rows ? 0 : width); ++c) {
+      Runs all;
+      for (int b = 0; b < buckets; ++b) all.append(runs[c * buckets + b]);
+      if (call_.wanted == Sorted::nunique) {
+        give_count(tile, span, c, all.count);
+      } else {
+        give_mode(tile, span, c, all.longest);
+      }
+    }
   }
 
   // The last elements of all buckets but one.
@@ -356,6 +449,19 @@ class SortRows final : public Visitor {
       const K key = K(element.key());  // which saves a look at a row that is anywhere
       values[at] = order.is_shared(key) ? data[indices[at] * inner + c] : order.bits(key);
     });
+  }
+
+  // The results of one column of a segment.
+  int64_t result_at(const Tile& tile, const Span& span, int64_t column) const {
+    return (tile.outer * segments_.num_segments + span.segment) * call_.inner + tile.first + column;
+  }
+  void give_count(const Tile& tile, const Span& span, int64_t column, int64_t count) const {
+    call_.counts[result_at(tile, span, column)] = count > 0 ? count : int64_t(call_.fill);
+  }
+  void give_mode(const Tile& tile, const Span& span, int64_t column, const Run& longest) const {
+    const int64_t at = result_at(tile, span, column), row = longest.length > 0 ? segments_.row(span.begin + longest.place) : -1;
+    call_.indices[at] = row;
+    static_cast<K*>(call_.values)[at] = row < 0 ? K(call_.fill) : data_of(tile)[row * call_.inner + column];
   }
 
   // Positions [first, last) that are in no segment keep their rows.

@@ -225,4 +225,54 @@ inline Tensor call_linear_scan(const Tensor& factors, const Tensor& data, const 
   return op.call(factors, data, g.offsets, g.order, g.index, dim, reverse);
 }
 
+// What goes to selected rows, and back. Saved with the grouping, so that a change of that in place is found out here too.
+template <class Select>
+torch::autograd::variable_list forward_select(torch::autograd::AutogradContext* ctx, const Tensor& data, const Grouping& grouping,
+                                              int64_t dim, Select&& select) {
+  at::AutoDispatchBelowADInplaceOrView guard;
+  const auto [values, indices] = select();
+  ctx->mark_non_differentiable({indices});
+  save_grouping(ctx, {indices}, grouping);
+  dim = at::maybe_wrap_dim(dim, data.dim());
+  ctx->saved_data["dim"] = dim;
+  ctx->saved_data["num_rows"] = data.sym_size(dim);
+  return {values, indices};
+}
+
+// One row of each segment.
+inline Tensor backward_one(torch::autograd::AutogradContext* ctx, const Tensor& grad) {
+  const auto tensors = ctx->get_saved_variables();
+  return call_select_backward(grad, tensors[0], saved_grouping(ctx, 1), ctx->saved_data["num_rows"].toSymInt(),
+                              ctx->saved_data["dim"].toInt());
+}
+
+using RowSelectionSignature = TensorPair(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t,
+                                         const OptionalScalar&);
+using RowSelection = TensorPair (*)(const Tensor& data, const Grouping&, int64_t dim, const OptionalScalar& fill);
+
+// The derivative of an operator that selects a row of each segment by its value: `call` is its call.
+template <RowSelection call>
+struct SelectRowFunction : torch::autograd::Function<SelectRowFunction<call>> {
+  static constexpr bool is_traceable = true;
+
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const Tensor& data, FASTOPS_GROUPING, int64_t dim,
+                                                const OptionalScalar& fill) {
+    return forward_select(ctx, data, {offsets, order, index}, dim, [&] { return call(data, {offsets, order, index}, dim, fill); });
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx, const torch::autograd::variable_list& grads) {
+    return {backward_one(ctx, grads[0]), {}, {}, {}, {}, {}};
+  }
+};
+
+template <RowSelection call>
+TensorPair select_row_autograd(const Tensor& data, FASTOPS_GROUPING, int64_t dim, const OptionalScalar& fill) {
+  if (wants_grad(data) && is_floating(data.scalar_type())) {
+    const auto results = SelectRowFunction<call>::apply(data, offsets, order, index, dim, fill);
+    return {results[0], results[1]};
+  }
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return call(data, {offsets, order, index}, dim, fill);
+}
+
 }  // namespace fastops::host

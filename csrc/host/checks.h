@@ -32,6 +32,7 @@ using at::ScalarType;
 using at::Tensor;
 using c10::SymInt;
 using OptionalTensor = std::optional<Tensor>;
+using OptionalScalar = std::optional<at::Scalar>;
 
 // The tensors of a grouping, as operators take them.
 struct Grouping {
@@ -156,6 +157,12 @@ inline std::pair<double, int64_t> fill_as(const char* op, const at::Scalar& fill
     integer = fill.toLong();
   }
   return {number, type == at::kBool ? integer != 0 : integer};
+}
+
+// The fill value of floating data where none is given is NaN, that of integers 0.
+inline at::Scalar fill_for(const OptionalScalar& fill, ScalarType type) {
+  if (fill) return *fill;
+  return is_floating(type) ? at::Scalar(std::numeric_limits<double>::quiet_NaN()) : at::Scalar(0);
 }
 
 // The bits of an element that is the fill value.

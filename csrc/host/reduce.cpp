@@ -125,8 +125,7 @@ Pair segment_prod_parts(const Tensor& data, FASTOPS_GROUPING, int64_t dim) {
   return reduce("segment_prod", data, {offsets, order, index}, dim, 1, {Reduction::prod_parts, at::kDouble, true, 0});
 }
 
-using OptionalScalar = std::optional<Scalar>;  // none: -inf, which a schema cannot say
-
+// Where none is given: a schema cannot say -inf.
 const Scalar& or_minus_infinity(const OptionalScalar& fill) {
   static const Scalar minus_infinity(-std::numeric_limits<double>::infinity());
   return fill ? *fill : minus_infinity;

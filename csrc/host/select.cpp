@@ -14,13 +14,6 @@ namespace {
 using at::Scalar;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using OptionalScalar = std::optional<Scalar>;
-
-// The fill value of floating data where none is given is NaN, that of integers 0.
-Scalar fill_for(const OptionalScalar& fill, ScalarType type) {
-  if (fill) return *fill;
-  return is_floating(type) ? Scalar(std::numeric_limits<double>::quiet_NaN()) : Scalar(0);
-}
 
 struct Selected {
   Selection selection;
@@ -172,8 +165,7 @@ TensorPair call_topk(const Tensor& data, const Grouping& g, SymInt k, int64_t di
 }
 
 TensorPair call_median(const Tensor& data, const Grouping& g, int64_t dim, const OptionalScalar& fill) {
-  using Signature = TensorPair(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t, const OptionalScalar&);
-  FASTOPS_OPERATOR(Signature, op, "segment_median");
+  FASTOPS_OPERATOR(RowSelectionSignature, op, "segment_median");
   return op.call(data, g.offsets, g.order, g.index, dim, fill);
 }
 
@@ -213,26 +205,6 @@ Tensor call_place(const Tensor& values, const Tensor& indices, SymInt num_rows, 
 
 // Derivatives.
 
-// What goes to selected rows, and back. Saved with the grouping, so that a change of that in place is found out here too.
-template <class Select>
-variable_list forward_select(AutogradContext* ctx, const Tensor& data, const Grouping& grouping, int64_t dim, Select&& select) {
-  at::AutoDispatchBelowADInplaceOrView guard;
-  const auto [values, indices] = select();
-  ctx->mark_non_differentiable({indices});
-  save_grouping(ctx, {indices}, grouping);
-  dim = at::maybe_wrap_dim(dim, data.dim());
-  ctx->saved_data["dim"] = dim;
-  ctx->saved_data["num_rows"] = data.sym_size(dim);
-  return {values, indices};
-}
-
-// One row of each segment.
-Tensor backward_one(AutogradContext* ctx, const Tensor& grad) {
-  const auto tensors = ctx->get_saved_variables();
-  return call_select_backward(grad, tensors[0], saved_grouping(ctx, 1), ctx->saved_data["num_rows"].toSymInt(),
-                              ctx->saved_data["dim"].toInt());
-}
-
 struct TopkFunction : torch::autograd::Function<TopkFunction> {
   static constexpr bool is_traceable = true;
 
@@ -256,27 +228,6 @@ TensorPair topk_autograd(const Tensor& data, FASTOPS_GROUPING, SymInt k, int64_t
   }
   at::AutoDispatchBelowADInplaceOrView guard;
   return call_topk(data, {offsets, order, index}, std::move(k), dim, largest, sorted, fill);
-}
-
-struct MedianFunction : torch::autograd::Function<MedianFunction> {
-  static constexpr bool is_traceable = true;
-
-  static variable_list forward(AutogradContext* ctx, const Tensor& data, FASTOPS_GROUPING, int64_t dim, const OptionalScalar& fill) {
-    return forward_select(ctx, data, {offsets, order, index}, dim, [&] { return call_median(data, {offsets, order, index}, dim, fill); });
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    return {backward_one(ctx, grads[0]), {}, {}, {}, {}, {}};
-  }
-};
-
-TensorPair median_autograd(const Tensor& data, FASTOPS_GROUPING, int64_t dim, const OptionalScalar& fill) {
-  if (wants_grad(data) && is_floating(data.scalar_type())) {
-    const auto results = MedianFunction::apply(data, offsets, order, index, dim, fill);
-    return {results[0], results[1]};
-  }
-  at::AutoDispatchBelowADInplaceOrView guard;
-  return call_median(data, {offsets, order, index}, dim, fill);
 }
 
 template <bool last>
@@ -392,7 +343,7 @@ TORCH_LIBRARY_IMPL(fastops, CUDA, m) { implement_select(m); }
 
 TORCH_LIBRARY_IMPL(fastops, Autograd, m) {
   m.impl("segment_topk", topk_autograd);
-  m.impl("segment_median", median_autograd);
+  m.impl("segment_median", select_row_autograd<call_median>);
   m.impl("segment_quantile", quantile_autograd);
   m.impl("segment_first", end_autograd<false>);
   m.impl("segment_last", end_autograd<true>);

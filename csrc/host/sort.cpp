@@ -1,4 +1,4 @@
-// Sorting within segments: checks, allocation, choice of the kernel, derivative.
+// Sorting within segments, and what is counted in sorted segments: checks, allocation, choice of the kernel, derivative.
 #include <ATen/ops/scatter.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -12,35 +12,55 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The values, undefined if they are not wanted, and the rows that they come from.
-TensorPair sort(const char* op, bool with_values, const Tensor& data, const Grouping& grouping, int64_t dim, bool descending) {
+// The values, undefined if they are not wanted, and the rows that they come from, or counts. `call`: what is known of it.
+TensorPair sort(const char* op, bool with_values, const Tensor& data, const Grouping& grouping, int64_t dim, SortCall call) {
   check_dtype(op, "data", data.scalar_type(), false);
   const Shape shape = check_grouping(op, "data", data, grouping, dim);
   const SymInt positions = grouping.order ? grouping.order->sym_size(0) : shape.num_rows;
-  Tensor values = with_values ? empty_resized(data, shape.dim, positions, data.scalar_type()) : Tensor();
-  Tensor indices = empty_resized(data, shape.dim, positions, at::kLong);
-  if (data.is_meta()) return {values, indices};
+  const SymInt rows_out = call.wanted == Sorted::rows ? positions : shape.num_segments;
+  Tensor values = with_values ? empty_resized(data, shape.dim, rows_out, data.scalar_type()) : Tensor();
+  Tensor numbers = empty_resized(data, shape.dim, rows_out, at::kLong);
+  if (data.is_meta()) return {values, numbers};
 
   const HeldGrouping held(grouping, shape);
   const Tensor rows = data.contiguous();
-  const SortCall call{*dtype_of(data.scalar_type()),
-                      descending,
-                      rows.const_data_ptr(),
-                      with_values ? values.mutable_data_ptr() : nullptr,
-                      indices.mutable_data_ptr<int64_t>(),
-                      held.view,
-                      shape.outer.expect_int(),
-                      shape.inner.expect_int()};
+  call.dtype = *dtype_of(data.scalar_type());
+  call.data = rows.const_data_ptr();
+  call.values = with_values ? values.mutable_data_ptr() : nullptr;
+  (call.wanted == Sorted::nunique ? call.counts : call.indices) = numbers.mutable_data_ptr<int64_t>();
+  call.segments = held.view;
+  call.outer = shape.outer.expect_int();
+  call.inner = shape.inner.expect_int();
   FASTOPS_RUN(sort, data, call);
-  return {values, indices};
+  return {values, numbers};
 }
 
 TensorPair segment_sort(const Tensor& data, FASTOPS_GROUPING, int64_t dim, bool descending) {
-  return sort("segment_sort", true, data, {offsets, order, index}, dim, descending);
+  SortCall call{};
+  call.descending = descending;
+  return sort("segment_sort", true, data, {offsets, order, index}, dim, call);
 }
 
 Tensor segment_argsort(const Tensor& data, FASTOPS_GROUPING, int64_t dim, bool descending) {
-  return std::get<1>(sort("segment_argsort", false, data, {offsets, order, index}, dim, descending));
+  SortCall call{};
+  call.descending = descending;
+  return std::get<1>(sort("segment_argsort", false, data, {offsets, order, index}, dim, call));
+}
+
+Tensor segment_nunique(const Tensor& data, FASTOPS_GROUPING, int64_t dim, int64_t fill) {
+  SortCall call{};
+  call.wanted = Sorted::nunique;
+  call.fill = uint64_t(fill);
+  return std::get<1>(sort("segment_nunique", false, data, {offsets, order, index}, dim, call));
+}
+
+TensorPair segment_mode(const Tensor& data, FASTOPS_GROUPING, int64_t dim, const OptionalScalar& fill) {
+  const char* const op = "segment_mode";
+  check_dtype(op, "data", data.scalar_type(), false);
+  SortCall call{};
+  call.wanted = Sorted::mode;
+  call.fill = fill_bits(op, fill_for(fill, data.scalar_type()), data.scalar_type());
+  return sort(op, true, data, {offsets, order, index}, dim, call);
 }
 
 // The derivative.
@@ -50,6 +70,11 @@ using SortSignature = TensorPair(const Tensor&, const Tensor&, const OptionalTen
 TensorPair call_sort(const Tensor& data, const Grouping& g, int64_t dim, bool descending) {
   FASTOPS_OPERATOR(SortSignature, op, "segment_sort");
   return op.call(data, g.offsets, g.order, g.index, dim, descending);
+}
+
+TensorPair call_mode(const Tensor& data, const Grouping& g, int64_t dim, const OptionalScalar& fill) {
+  FASTOPS_OPERATOR(RowSelectionSignature, op, "segment_mode");
+  return op.call(data, g.offsets, g.order, g.index, dim, fill);
 }
 
 // Each row is the origin of one value at most, so its gradient is that value's: nothing adds up, and the result is the same
@@ -89,6 +114,8 @@ TensorPair sort_autograd(const Tensor& data, FASTOPS_GROUPING, int64_t dim, bool
 void implement_sort(torch::Library& m) {
   m.impl("segment_sort", segment_sort);
   m.impl("segment_argsort", segment_argsort);
+  m.impl("segment_nunique", segment_nunique);
+  m.impl("segment_mode", segment_mode);
 }
 
 }  // namespace
@@ -101,7 +128,10 @@ TORCH_LIBRARY_IMPL(fastops, CUDA, m) { implement_sort(m); }
 
 TORCH_LIBRARY_IMPL(fastops, Autograd, m) {
   m.impl("segment_sort", sort_autograd);
-  m.impl("segment_argsort", torch::CppFunction::makeFallthrough());  // row numbers have no derivative
+  m.impl("segment_mode", select_row_autograd<call_mode>);
+  for (const char* whole : {"segment_argsort", "segment_nunique"}) {
+    m.impl(whole, torch::CppFunction::makeFallthrough());  // row numbers and counts have no derivative
+  }
 }
 
 }  // namespace fastops::host

@@ -18,7 +18,7 @@ from ._offload import offload
 from .errors import DeviceMismatchError
 from .move import segment_broadcast
 from .normalise import segment_log_softmax, segment_logsumexp, segment_softmax, segment_std, segment_var
-from .order import segment_argsort, segment_sort
+from .order import segment_argsort, segment_mode, segment_nunique, segment_sort
 from .reduce import (
     segment_all,
     segment_amax,
@@ -62,6 +62,8 @@ __all__ = [
     "segment_mean",
     "segment_median",
     "segment_min",
+    "segment_mode",
+    "segment_nunique",
     "segment_prod",
     "segment_quantile",
     "segment_softmax",

@@ -1,8 +1,8 @@
-"""Order within segments.
+"""Order within segments, and what is seen of sorted rows: how many are different, and which is the most frequent.
 
-The order is that of `torch.sort`: NaN is greater than all numbers, -0.0 equals 0.0, and what is equal stays in the order of
-its rows, in descending order too. Each column is sorted on its own. All dtypes are taken; nothing is padded, and what is
-needed beside data and results is a few times as large as they are, however uneven the segments.
+The order is that of `torch.sort`: NaN is greater than all numbers and equals itself, -0.0 equals 0.0, and what is equal stays in
+the order of its rows, in descending order too. Each column is sorted on its own. All dtypes are taken; nothing is padded, and
+what is needed beside data and results is a few times as large as they are, however uneven the segments.
 """
 
 from __future__ import annotations
@@ -14,11 +14,18 @@ from torch import Tensor
 
 from ._dispatch import operator
 from .segments import Segments
+from .select import _NAN
 
-__all__ = ["segment_sort", "segment_argsort"]
+__all__ = ["segment_sort", "segment_argsort", "segment_nunique", "segment_mode"]
+
+Number = Union[int, float]
+
+_ZERO = 0  # the default, compared by identity
 
 _sort = operator("segment_sort", ("descending",))
 _argsort = operator("segment_argsort", ("descending",))
+_nunique = operator("segment_nunique", result=int)
+_mode = operator("segment_mode")
 
 
 def _trimmed(segments: Any) -> Any:
@@ -89,3 +96,67 @@ def segment_argsort(data: Tensor, segments: Union[Segments, Tensor], *, dim: int
     if descending is False:
         return _argsort(data, _trimmed(segments), dim)
     return _argsort(data, _trimmed(segments), dim, descending)
+
+
+def segment_nunique(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: int = 0) -> Tensor:
+    """How many different values each segment has.
+
+    Equivalent to:
+        >>> [len(rows.unique()) for rows in data.split(segments.lengths.tolist())]   # doctest: +SKIP
+
+    for a single column, where all NaN are one value.
+
+    Args:
+        data: `[N, *]`, any dtype.
+        segments: `S` segments of `N` rows, or offsets `[S + 1]`.
+        dim: the dimension of the rows.
+        fill_value: the result for a segment without rows, an int.
+
+    Returns:
+        int64 `[S, *]`. Counts have no gradient.
+
+    Rules:
+        Each column is counted on its own. NaN equals NaN, and -0.0 equals 0.0.
+
+    Example:
+        >>> data = torch.tensor([3., 1., 3., 1., 5., 9., 2.])
+        >>> segment_nunique(data, torch.tensor([0, 3, 3, 7]))
+        tensor([2, 0, 4])
+    """
+    if fill_value is _ZERO:
+        return _nunique(data, segments, dim)
+    return _nunique(data, segments, dim, fill_value)
+
+
+def segment_mode(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: Number = _NAN) -> Any:
+    """The most frequent value of each segment and the first row that holds it.
+
+    Equivalent to:
+        >>> [rows.mode(0) for rows in data.split(segments.lengths.tolist())]   # doctest: +SKIP
+
+    with indices that count from the first row of `data`, not of the segment, and always to the first row.
+
+    Args:
+        data: `[N, *]`, any dtype.
+        segments: `S` segments of `N` rows, or offsets `[S + 1]`.
+        dim: the dimension of the rows.
+        fill_value: the value for a segment without rows; its index is -1. Where it is not given it is NaN, and 0 for integers
+            and bool.
+
+    Returns:
+        `(values, indices)`, the named tuple `torch.return_types.mode`: `[S, *]` of the dtype of `data`, and int64 row
+        numbers along `dim`. The gradient goes to the row that is returned.
+
+    Rules:
+        Of values that are equally frequent the smallest is returned. NaN is the largest value and equals NaN, and -0.0 equals
+        0.0: a NaN is returned where it is more frequent than any number.
+
+    Example:
+        >>> data = torch.tensor([3., 1., 3., 1., 5., 9., 2.])
+        >>> values, indices = segment_mode(data, torch.tensor([0, 3, 3, 7]))
+        >>> values, indices
+        (tensor([3., nan, 1.]), tensor([ 0, -1,  3]))
+    """
+    if fill_value is _NAN:
+        return torch.return_types.mode(_mode(data, segments, dim))
+    return torch.return_types.mode(_mode(data, segments, dim, fill_value))

@@ -284,6 +284,29 @@ def segment_median(data: Tensor, segments: Grouping, *, dim: int = 0, fill_value
     return torch.return_types.median((call.finish(call.take(row), data.dtype, fill_value), call.finish(row, torch.int64, -1)))
 
 
+def segment_nunique(data: Tensor, segments: Grouping, *, dim: int = 0, fill_value: int = 0) -> Tensor:
+    call = _Call("segment_nunique", data, segments, dim)
+    check_options(call.op, data, {"fill_value": fill_value}, int)
+    return call.finish(call.sum(call.starts_of_runs(call.ranked(False)).long()), torch.int64, fill_value)
+
+
+def segment_mode(data: Tensor, segments: Grouping, *, dim: int = 0, fill_value: float = _NAN) -> Any:
+    call = _Call("segment_mode", data, segments, dim)
+    if fill_value is _NAN and not data.is_floating_point():
+        fill_value = 0
+    check_options(call.op, data, {"fill_value": fill_value})
+    ranked = call.ranked(False)
+    starts = call.starts_of_runs(ranked)
+    place = call.per_segment(torch.arange(starts.size(0), device=data.device)).expand_as(starts)
+    start = torch.where(starts, place, 0).cummax(0).values
+    # Of rows in their order the last one of a run knows how long it is, and the first one to know of the most ends the mode's.
+    start = call.halve(
+        (place - start, start), (-1, 0), lambda a, b: tuple(torch.where(b[0] > a[0], two, one) for one, two in zip(a, b))
+    )[1]
+    row = call.row_of_rank((start - call.per_segment(call.offsets[:-1]))[:, None], ranked)[:, 0]
+    return torch.return_types.mode((call.finish(call.take(row), data.dtype, fill_value), call.finish(row, torch.int64, -1)))
+
+
 def segment_quantile(
     data: Tensor,
     segments: Grouping,
@@ -456,6 +479,14 @@ class _Call:
         by_value = (rows.byte() if rows.dtype == torch.bool else rows).sort(dim=0, descending=descending, stable=True).indices
         owner = self.per_segment(_owners(self.offsets[:-1], rows.size(0))).expand_as(rows)
         return by_value.gather(0, owner.gather(0, by_value).sort(dim=0, stable=True).indices)
+
+    def starts_of_runs(self, ranked: Tensor) -> Tensor:
+        """Whether the element of each rank differs from the one before, or is the first of its segment."""
+        rows = self.rows.detach().gather(0, ranked)
+        a, b = rows[:-1], rows[1:]
+        owner = self.per_segment(_owners(self.offsets[:-1], rows.size(0)))
+        differ = (a != b) & ((a == a) | (b == b)) | (owner[:-1] != owner[1:])
+        return torch.cat((torch.ones_like(rows[:1], dtype=torch.bool), differ))
 
     def or_first_nan(self, rank: Tensor) -> Tensor:
         """Ranks `[S, R]` for every column, in ascending order that of the first NaN where a segment has one."""

@@ -235,6 +235,30 @@ def _median_peer(data: Tensor, index: Tensor, num_segments: int) -> Any:
     return values, _first_row(data, index, values)
 
 
+def _runs(data: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows in the order of their elements, and where another element begins, or another segment."""
+    rows = _ranked_rows(data, index)
+    values = data.gather(0, rows)
+    begins = torch.ones_like(values, dtype=torch.bool)
+    begins[1:] = (values[1:] != values[:-1]) | _trailing(index[1:] != index[:-1], data)
+    return rows, begins
+
+
+def _nunique_peer(data: Tensor, index: Tensor, num_segments: int) -> Tensor:
+    return _zeros(data, num_segments, dtype=torch.int64).index_add(0, index, _runs(data, index)[1].long())
+
+
+def _mode_peer(data: Tensor, index: Tensor, num_segments: int) -> Any:
+    rows, begins = _runs(data, index)
+    place = torch.arange(len(data), device=data.device)
+    length = _trailing(place, data) - torch.where(begins, _trailing(place, data), 0).cummax(0).values
+    longest = _scatter_peer("amax")(length, index, num_segments)
+    last = _first_row(length, index, longest)
+    rows = rows.gather(0, (last - longest).clamp(min=0))
+    missing = last < 0
+    return torch.return_types.mode((data.gather(0, rows).masked_fill(missing, torch.nan), rows.masked_fill(missing, -1)))
+
+
 def _quantile_peer(data: Tensor, index: Tensor, num_segments: int, q: float) -> Tensor:
     starts, lengths = _starts(index, num_segments)
     place = (lengths - 1).clamp(min=0).double() * q
@@ -295,6 +319,7 @@ _ROWS = {
     "differentiable": False,
     "row_numbers": 0,
 }
+_COUNTS = {**_ROWS, "result": "counts `[S, *]`", "row_numbers": None}
 _TRUTH = {
     "result": "bool `[S, *]`",
     "result_dtypes": lambda dtype: (torch.uint8 if dtype == torch.uint8 else torch.bool,),
@@ -365,6 +390,8 @@ OPS: list[Op] = [
         **{**_WITH_ROWS, "result": "(values, row numbers) `[S, k, *]`"},
     ),
     _reduction("segment_median", "the lower median and its first row", "nan, -1", _median_peer, **_WITH_ROWS),
+    _reduction("segment_nunique", "how many values are different", "0", _nunique_peer, **_COUNTS),
+    _reduction("segment_mode", "the most frequent value and its first row", "nan, -1", _mode_peer, **_WITH_ROWS),
     Op(
         "segment_quantile",
         partial(select.segment_quantile, q=_SHARE),
@@ -570,7 +597,7 @@ def _errors(op: Op, device: Any) -> Iterator[ErrorSample]:
         yield error(
             "fill_value_is_an_int", TypeError, "fill_value must be a bool, but got int", data, segments, fill_value=1
         )
-    elif op.name in ("segment_argmax", "segment_argmin"):
+    elif op.name in ("segment_argmax", "segment_argmin", "segment_nunique"):
         for wrong in (1.0, True, "1"):
             words = f"fill_value must be an int, but got {kind(wrong)}"
             yield error(f"fill_value_is_a_{kind(wrong)}", TypeError, words, data, segments, fill_value=wrong)

@@ -136,7 +136,8 @@ void run(const Grouping& grouping, int64_t inner, bool shuffled, int damage) {
     }
     Array sorted(rows * inner * size_of(dtype)), origins(rows * inner * 8);
     for (bool descending : {false, true}) {
-      kernels::sort({dtype, descending, data.bytes.get(), sorted.bytes.get(), origins.as<int64_t>(), view, 1, inner}, pool);
+      kernels::sort({Sorted::rows, dtype, descending, data.bytes.get(), sorted.bytes.get(), origins.as<int64_t>(), nullptr, 0, view, 1, inner},
+                    pool);
       if (damage || dtype != DType::f32) continue;
       bool same = true;
       std::vector<int64_t> members;
@@ -152,6 +153,32 @@ void run(const Grouping& grouping, int64_t inner, bool shuffled, int damage) {
         }
       }
       expect(same, "sort", grouping.name, inner);
+    }
+    {
+      Array modes(segments * inner * size_of(dtype)), mode_rows(segments * inner * 8), counts(segments * inner * 8);
+      SortCall call{Sorted::mode, dtype, false, data.bytes.get(), modes.bytes.get(), mode_rows.as<int64_t>(), counts.as<int64_t>(), 0, view,
+                    1, inner};
+      kernels::sort(call, pool);
+      call.wanted = Sorted::nunique;
+      kernels::sort(call, pool);
+      bool same = true;
+      for (int64_t s = 0; s < (damage || dtype != DType::f32 ? 0 : segments); ++s) {
+        for (int64_t c = 0; c < inner; ++c) {
+          int64_t number[9] = {}, first[9], best = 0, different = 0;  // of the values from -4 on
+          for (int64_t p = offsets[s + 1]; p-- > offsets[s];) {
+            const int x = int(data.as<float>()[order[p] * inner + c]) + 4;
+            ++number[x], first[x] = order[p];
+          }
+          for (int x = 0; x < 9; ++x) {
+            different += number[x] > 0;
+            if (number[x] > number[best]) best = x;
+          }
+          const bool none = offsets[s + 1] == offsets[s];
+          same &= counts.as<int64_t>()[s * inner + c] == different && mode_rows.as<int64_t>()[s * inner + c] == (none ? -1 : first[best]);
+          same &= modes.as<float>()[s * inner + c] == (none ? 0 : float(best - 4));
+        }
+      }
+      expect(same, "mode", grouping.name, inner);
     }
     Array running(rows * inner * 8), numbers(rows * inner * 8);
     for (Scan kind : {Scan::sum, Scan::prod, Scan::max, Scan::min, Scan::logsumexp, Scan::linear}) {
