@@ -103,6 +103,22 @@ def test_gradient(function, meaning, device, shape, grouping):
             torch.testing.assert_close(one.detach().cpu().double(), other.detach(), rtol=2e-5, atol=2e-5 * scale)
 
 
+@pytest.mark.parametrize("grouping", ("offsets", "unsorted"))
+@both
+def test_more_columns_than_a_tile(function, meaning, device, grouping):
+    """A tile may begin within the columns of one weight."""
+    segments = testing.make_segments((3, 0, 5), grouping, device=device)
+    data, weight, dim = make_inputs((("N", 3, 700), 0, 2), segments, torch.float64, device, requires_grad=True)
+    found = []
+    for way, where in ((function, device), (meaning, "cpu")):
+        x, w = (part.detach().to(where).requires_grad_() for part in (data, weight))
+        y = way(x, segments.to(where), dim=dim, weight=w)
+        v = testing.make_data(tuple(y.shape), torch.float64, seed=5).to(where)
+        found.append([part.detach().cpu() for part in (y, *torch.autograd.grad(y, (x, w), v))])
+    for one, other in zip(*found):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("shape", [SHAPES[i] for i in (0, 2, 5, 11)], ids=str)
 @both
 def test_gradcheck(function, meaning, device, shape):

@@ -563,6 +563,7 @@ def _errors(op: Op, device: Any) -> Iterator[ErrorSample]:
             yield error(f"descending_is_{kind(wrong)}", TypeError, words, data, segments, descending=wrong)
     if op.name == "segment_topk":
         yield error("k_is_negative", ValueError, "k must be at least 0, but got -1", data, segments, k=-1)
+        yield error("k_too_large", ValueError, rf"k must be less than 2\*\*63, but got {2**63}", data, segments, k=2**63)
         for wrong in (1.0, True, "1", None):
             yield error(f"k_is_{kind(wrong)}", TypeError, f"k must be an integer, but got {kind(wrong)}", data, segments, k=wrong)
         words = "k must be an integer, but got float32 of 1 dimensions"

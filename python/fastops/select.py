@@ -91,8 +91,8 @@ def check_topk(data: Tensor, k: Any, largest: Any, sorted: Any, fill_value: Any)
     op = "segment_topk"
     check_dtype(op, data.dtype, ALL_DTYPES)
     k = _integer(op, "k", k)
-    if not isinstance(k, torch.SymInt) and k < 0:
-        raise ValueError(sentence(op, "k", "be at least 0", k))
+    if not isinstance(k, torch.SymInt) and not 0 <= k < 2**63:
+        raise ValueError(sentence(op, "k", "be at least 0" if k < 0 else "be less than 2**63", k))
     for name, flag in (("largest", largest), ("sorted", sorted)):
         if not isinstance(flag, bool):
             raise TypeError(sentence(op, name, "be a bool", kind(flag)))
