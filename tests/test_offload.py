@@ -298,7 +298,7 @@ def test_words_of_a_cuda_budget(cuda):
         (ValueError, "offload: device must be the CPU or a CUDA device, but got 'gpu'$", {"device": "gpu"}),
         (TypeError, "offload: device must be the CPU or a CUDA device, but got NoneType$", {"device": None}),
         (TypeError, "offload: device must be the CPU or a CUDA device, but got float$", {"device": 1.5}),
-        (TypeError, "offload: device must be the CPU or a CUDA device, but got int$", {"device": 0}),
+        (ValueError, "offload: device must be the CPU or a CUDA device, but got -1$", {"device": -1}),
         (TypeError, "segment_sum: data must be a torch.Tensor or a NumPy array, but got list", {"data": [1.0]}),
         (ValueError, "segment_sum: data must have 7 rows along dim 0, as the segments do, but got 6", {"data": DATA[:6]}),
         (IndexError, r"segment_sum: dim must be in \[-1, 0\], but got 1", {"dim": 1}),
@@ -332,6 +332,15 @@ def test_no_gradient_where_none_is_wanted():
         result = offload("segment_sum", leaf, OFFSETS, device="cpu")
     assert not result.requires_grad
     close(result, [8.0, 0.0, 17.0])
+
+
+def test_a_number_of_a_device(monkeypatch):
+    """torch takes it for the CUDA device of that number, where there are any."""
+    if torch.cuda.is_available():
+        assert _offload.find_device("offload", 0, ("cuda",), "be there") == torch.device("cuda:0")
+    else:
+        with pytest.raises(ValueError, match="^offload: device must be the CPU or a CUDA device, but got 0$"):
+            offload("segment_sum", DATA, OFFSETS, device=0)
 
 
 def test_a_device_that_is_not_there(monkeypatch):

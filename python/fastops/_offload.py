@@ -402,11 +402,11 @@ def _in_host_memory(op: str, argument: str, data: Any) -> Tensor:
 
 def find_device(op: str, device: Any, types: tuple, requirement: str, remedy: str = "") -> torch.device:
     """The device that is meant, of one of these types; whether it is there is not asked."""
-    if not isinstance(device, (str, torch.device)):
-        raise TypeError(sentence(op, "device", requirement, kind(device), remedy))
     try:
         found = torch.device(device)
-    except RuntimeError:  # no such type, or number
+    except TypeError:
+        raise TypeError(sentence(op, "device", requirement, kind(device), remedy)) from None
+    except (RuntimeError, OverflowError):  # no such type, or number
         raise ValueError(sentence(op, "device", requirement, repr(device), remedy)) from None
     if found.type not in types:
         raise ValueError(sentence(op, "device", requirement, found, remedy))
