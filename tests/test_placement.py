@@ -220,6 +220,7 @@ def test_words(no_gpu):
         (ValueError, "seconds must be above 0 and finite, but got -1", {"seconds": -1}),
         (ValueError, "seconds must be above 0 and finite, but got nan", {"seconds": float("nan")}),
         (ValueError, "seconds must be above 0 and finite, but got inf", {"seconds": float("inf")}),
+        (ValueError, "seconds must be above 0 and finite, but got 10{400}", {"seconds": 10**400}),
         (ValueError, "rows must name at least one size, but got none", {"rows": []}),
         (ValueError, "rows must be at least 1, but got 0", {"rows": [5, 0]}),
         (ValueError, "device must be a CUDA device, but got 'gpu'; the CPU is always measured", {"device": "gpu"}),

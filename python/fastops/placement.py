@@ -293,7 +293,10 @@ def measure(
 
 
 def _can_pass(seconds: Any) -> bool:
-    return 0 < seconds <= sys.float_info.max
+    try:
+        return 0 < float(seconds) < math.inf
+    except OverflowError:
+        return False
 
 
 def _find_device(device: Any) -> tuple[Optional[torch.device], str]:
