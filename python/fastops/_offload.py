@@ -81,10 +81,10 @@ def offload(
             in host memory, and what has the rows of `data` is put back in their places. Of a file they are read at random.
         device: where the kernels run, a CUDA device or `"cpu"`. The latter bounds the memory that is needed beside data and
             result, which is then all that this is for.
-        max_bytes: bytes of a chunk: its rows, its results, and what a sort on CUDA and a selection need to work with. At most 2.5 times as many
-            are allocated beside data and result, in host memory and on the device. On CUDA it is rounded down to a
-            power of two, as page-locked memory comes in such (torch keeps it, for the next call). None for 256 MiB, on CUDA for
-            an eighth of the free memory if that is less.
+        max_bytes: bytes of a chunk: its rows, its results, and what a sort on CUDA, a selection on the CPU and parts of a segment
+            need to work with. At most 2.5 times as many are allocated beside data and result, in host memory and on the device.
+            On CUDA it is rounded down to a power of two, as page-locked memory comes in such (torch keeps it, for the next
+            call). None for 256 MiB, on CUDA for an eighth of the free memory if that is less.
         progress: whether to show a bar on stderr if it takes longer than a second.
         kwargs: what the operation takes beside, `dim` included. `weight` of sum and mean travels with its rows; it may be
             an array, too.
