@@ -93,6 +93,56 @@ def test_parts_of_a_long_segment(name, device):
             torch.testing.assert_close(one, other.cpu(), rtol=rtol, atol=rtol, equal_nan=True)
 
 
+def cut(op, data, device, **options):
+    """The direct call for one segment of all rows, and what comes of parts of it."""
+    data, rows = data.contiguous(), torch.tensor([0, data.size(0)])
+    max_bytes = 600 if device == "cpu" else 1024
+    assert len(chunks_of(op, data, rows, max_bytes, device, **options)) >= 3
+    there = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in options.items()}
+    direct = getattr(fastops, op)(*on(device, data, rows), **there)
+    return direct.cpu(), offload(op, data, rows, device=device, max_bytes=max_bytes, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_logarithms_of_many_parts(dtype, device):
+    """They are rounded once: joined in 16 bits, a sum stops growing where a part no longer moves it."""
+    rows = 20_000 if device == "cpu" else 1_000
+    _, joined = cut("segment_logsumexp", torch.zeros(rows, dtype=dtype), device)
+    assert_same_bits(joined, torch.tensor([rows], dtype=torch.float64).log().to(dtype))
+    _, joined = cut("segment_logsumexp", torch.full((1000,), -torch.inf, dtype=dtype), device)
+    assert joined.tolist() == [-torch.inf]
+    for special in (torch.inf, torch.nan):
+        data = torch.zeros(1000, dtype=dtype)
+        data[-1] = special
+        close(cut("segment_logsumexp", data, device)[1], [special])
+
+
+@pytest.mark.parametrize("op", ["segment_sum", "segment_mean"])
+def test_parts_of_rows_that_are_converted(op, device):
+    """First to the dtype that is asked for, as in the call itself: what overflows there is infinite."""
+    data = torch.tensor([1e5, -1e5]).repeat(500)
+    direct, joined = cut(op, data, device, dtype=torch.float16)
+    assert direct.isnan().all() and joined.isnan().all()
+    for given in (torch.full((1000,), 2049, dtype=torch.int64), torch.full((1000,), 1e-8), torch.full((1000,), 257.0)):
+        for dtype in (torch.float16, torch.bfloat16):
+            direct, joined = cut(op, given, device, dtype=dtype)
+            torch.testing.assert_close(joined, direct)
+    weight = torch.full((1000,), 1e39, dtype=torch.float64)
+    if op == "segment_sum":  # the factors of float32 are of float32
+        direct, joined = cut(op, torch.ones(1000), device, dtype=torch.float32, weight=weight)
+        assert direct.tolist() == joined.tolist() == [torch.inf]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_parts_that_are_larger_than_the_whole(dtype, device):
+    """Halves that are infinite in float32."""
+    data = torch.tensor([2.0**125, -(2.0**125)]).repeat_interleave(500).to(dtype)
+    for options in ({}, {"dtype": torch.float32}):
+        assert cut("segment_sum", data, device, **options)[1].tolist() == [0.0]
+        assert abs(cut("segment_mean", data, device, **options)[1].item()) < 2.0**125 * 1e-14
+    assert cut("segment_sum", data, device, weight=torch.ones(1000))[1].tolist() == [0.0]
+
+
 def test_options(device):
     data = testing.make_data((500, 3), torch.float32, kind="normal")
     weight = testing.make_data((500,), torch.float64, kind="normal")
@@ -139,7 +189,7 @@ def test_quantiles_of_the_last_dimension(device):
 
 
 def test_by_hand():
-    same(offload(fastops.segment_sum, DATA, OFFSETS, device="cpu", max_bytes=80), [8.0, 0.0, 17.0])
+    same(offload(fastops.segment_sum, DATA, OFFSETS, device="cpu", max_bytes=100), [8.0, 0.0, 17.0])
     mixed = Segments.from_index(torch.tensor([2, 0, 2, 0, -1]), 3, ignore_index=-1)
     values, rows = offload("segment_cummax", torch.tensor([1, 5, 4, 2, 9]), mixed, device="cpu", max_bytes=200)
     assert values.tolist() == [1, 5, 4, 5, 0] and rows.tolist() == [0, 1, 2, 1, -1]
@@ -154,10 +204,29 @@ def test_every_name_of_an_operation():
         assert offload(given, DATA, OFFSETS, device="cpu").indices.tolist() == [[2, 0], [-1, -1], [5, 4]]
     with pytest.raises(ValueError, match="^offload: op must be an operation of fastops, its name, or a partial of it, but got 'sum'"):
         offload("sum", DATA, OFFSETS, device="cpu")
-    with pytest.raises(TypeError, match="^offload: op must be an operation of fastops"):
-        offload(torch.sum, DATA, OFFSETS, device="cpu")
+    for given, words in ((torch.sum, "torch._VariableFunctionsClass.sum"), (fastops.reference.segment_sum, "fastops.reference.segment_sum"), (None, "NoneType")):
+        with pytest.raises(TypeError, match=f"^offload: op must be an operation of fastops, .*, but got {words}$"):
+            offload(given, DATA, OFFSETS, device="cpu")
     with pytest.raises(TypeError, match="^offload: op must be a partial of named arguments only, but got 1 without a name"):
         offload(functools.partial(fastops.segment_sum, DATA), DATA, OFFSETS, device="cpu")
+
+
+def test_another_default_device():
+    """What is made in host memory is made there, whatever torch makes tensors on by default."""
+    index = Segments.from_index(torch.tensor([1, 0, 1, 0, 1, 1, 0]), 2)
+    long, whole = torch.arange(100.0), torch.tensor([0, 100])
+    torch.set_default_device("meta")
+    try:
+        results = [
+            offload("segment_sum", DATA, OFFSETS, device="cpu"),
+            offload("segment_sort", DATA, index, device="cpu", max_bytes=500).values,
+            *(offload(op, long, whole, device="cpu", max_bytes=300) for op in ("segment_amax", "segment_mean")),
+            offload("segment_max", long, whole, device="cpu", max_bytes=300).indices,
+        ]
+    finally:
+        torch.set_default_device(None)
+    assert all(result.is_cpu for result in results)
+    assert [result.tolist() for result in results] == [[8, 0, 17], [1, 1, 2, 3, 4, 5, 9], [99], [49.5], [99]]
 
 
 # Arrays and files ----------------------------------------------------------------------------------------------------
@@ -180,6 +249,13 @@ def test_arrays_and_files(tmp_path, device, recwarn):
         offload("segment_sum", numbers[::-1], segments, device="cpu")
     with pytest.raises(TypeError, match="^segment_sum: data must be an array that torch can read, but got one of <U1: "):
         offload("segment_sum", np.array(["a"]), segments, device="cpu")
+
+
+@pytest.mark.parametrize("argument", ["data", "weight"])
+def test_masks_are_not_left_out(argument):
+    words = f"^segment_sum: {argument} must be an array without a mask, but got numpy.*MaskedArray; pass .filled\\(value\\) of it"
+    with pytest.raises(TypeError, match=words):
+        offload("segment_sum", **{"data": DATA, "segments": OFFSETS, "device": "cpu", argument: np.ma.masked_array(DATA.numpy())})
 
 
 # What is refused -----------------------------------------------------------------------------------------------------
@@ -219,6 +295,10 @@ def test_words_of_a_cuda_budget(cuda):
         (ValueError, "offload: max_bytes must be at least 1, but got 0", {"max_bytes": 0}),
         (TypeError, "offload: max_bytes must be an integer, but got str", {"max_bytes": "1 GB"}),
         (ValueError, "offload: device must be the CPU or a CUDA device, but got meta", {"device": "meta"}),
+        (ValueError, "offload: device must be the CPU or a CUDA device, but got 'gpu'$", {"device": "gpu"}),
+        (TypeError, "offload: device must be the CPU or a CUDA device, but got NoneType$", {"device": None}),
+        (TypeError, "offload: device must be the CPU or a CUDA device, but got float$", {"device": 1.5}),
+        (ValueError, "offload: device must be the CPU or a CUDA device, but got -1$", {"device": -1}),
         (TypeError, "segment_sum: data must be a torch.Tensor or a NumPy array, but got list", {"data": [1.0]}),
         (ValueError, "segment_sum: data must have 7 rows along dim 0, as the segments do, but got 6", {"data": DATA[:6]}),
         (IndexError, r"segment_sum: dim must be in \[-1, 0\], but got 1", {"dim": 1}),
@@ -235,12 +315,35 @@ def test_words(error, words, arguments):
         offload("segment_sum", **{"data": DATA, "segments": OFFSETS, "device": "cpu", **arguments})
 
 
+def test_values_that_are_wrong_where_there_are_no_segments():
+    with pytest.raises(ValueError, match=r"^segment_quantile: q must be in \[0, 1\], but got 2.0$"):
+        offload("segment_quantile", DATA[:0], torch.tensor([0]), device="cpu", q=torch.tensor([2.0]))
+
+
+def test_no_segments(device):
+    nothing = {"data": DATA[:0], "segments": torch.tensor([0]), "device": device}
+    assert offload("segment_quantile", **nothing, q=torch.tensor([0.5])).shape == (1, 0)
+    assert offload("segment_max", **nothing).indices.shape == (0,)
+    unsorted = Segments.from_index(torch.tensor([-1, -1]), 0, ignore_index=-1)
+    assert offload("segment_cumsum", DATA[:2], unsorted, device=device).tolist() == [0, 0]
+    assert offload("segment_sum", DATA[:2], unsorted, device=device, weight=DATA[:2]).tolist() == []
+
+
 def test_no_gradient_where_none_is_wanted():
     leaf = DATA.clone().requires_grad_()
     with torch.no_grad():
         result = offload("segment_sum", leaf, OFFSETS, device="cpu")
     assert not result.requires_grad
     close(result, [8.0, 0.0, 17.0])
+
+
+def test_a_number_of_a_device(monkeypatch):
+    """torch takes it for the CUDA device of that number, where there are any."""
+    if torch.cuda.is_available():
+        assert _offload.find_device("offload", 0, ("cuda",), "be there") == torch.device("cuda:0")
+    else:
+        with pytest.raises(ValueError, match="^offload: device must be the CPU or a CUDA device, but got 0$"):
+            offload("segment_sum", DATA, OFFSETS, device=0)
 
 
 def test_a_device_that_is_not_there(monkeypatch):
@@ -268,18 +371,19 @@ import fastops
 from fastops import registry
 
 name, path, rows, max_bytes, unsorted = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5] == "True"
-data = np.memmap(path, dtype=np.float32, mode="r", shape=(rows, 16))
-offsets = torch.arange(0, rows + 1, 50)
+dtype, row, length = sys.argv[6], int(sys.argv[7]), int(sys.argv[8])
+data = np.memmap(path, dtype=dtype, mode="r", shape=(rows, row))
+offsets = torch.arange(0, rows + 1, length)
 segments = fastops.Segments.from_offsets(offsets)
 if unsorted:
-    segments = fastops.Segments.from_index(torch.randperm(rows) % (rows // 50))
+    segments = fastops.Segments.from_index(torch.randperm(rows) % (rows // length))
 
 def memory():  # bytes of the process's own pages: those of the file can be dropped, and are
     lines = open("/proc/self/status").read().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssShmem"))) * 1024
 
 op = registry.find(name)
-fastops.offload(op, data[:5000], fastops.Segments.from_offsets(offsets[:101]), device="cpu")  # loads what is loaded late
+fastops.offload(op, data[:5000], torch.arange(0, 5001, 50), device="cpu")  # loads what is loaded late
 before, most, done = memory(), 0, False
 def watch():
     global most
@@ -297,22 +401,48 @@ print((most - before - own) / max_bytes)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-@pytest.mark.parametrize("unsorted", [False, True], ids=["in_order", "unsorted"])
-@pytest.mark.parametrize("name", ["segment_sum", "segment_softmax", "segment_sort", "segment_topk"])
-def test_peak_memory(tmp_path, name, unsorted):
-    """A file of eight chunks: at most 2.5 of them are in memory beside the result, in a process of its own."""
-    rows, max_bytes = 2_000_000, 2**24
+def memory_of_chunks(tmp_path, name, max_bytes, unsorted, rows, dtype, row, length):
+    """Chunks that are in memory at once, beside the result, in a process of its own."""
     with open(tmp_path / "rows", "wb") as file:
-        file.truncate(rows * 64)  # zeros
+        file.truncate(rows * row * np.dtype(dtype).itemsize)  # zeros
     folder = str(Path(fastops.__file__).parents[1])
     path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
     # Freed blocks go back at once: glibc keeps up to 64 MB of them, whatever the size of a chunk.
     env = {**os.environ, "PYTHONPATH": path, "MALLOC_MMAP_THRESHOLD_": "1000000"}
-    arguments = [name, str(tmp_path / "rows"), str(rows), str(max_bytes), str(unsorted)]
+    arguments = map(str, [name, tmp_path / "rows", rows, max_bytes, unsorted, dtype, row, length])
     done = subprocess.run([sys.executable, "-c", MEASURE, *arguments], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) <= 2.5
+    return float(done.stdout)
+
+
+reads_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+
+
+@reads_proc
+@pytest.mark.parametrize("unsorted", [False, True], ids=["in_order", "unsorted"])
+@pytest.mark.parametrize("name", ["segment_sum", "segment_softmax", "segment_sort", "segment_topk"])
+def test_peak_memory(tmp_path, name, unsorted):
+    """A file of eight chunks: at most 2.5 of them are in memory beside the result."""
+    assert memory_of_chunks(tmp_path, name, 2**24, unsorted, 2_000_000, "float32", 16, 50) <= 2.5
+
+
+@reads_proc
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float64"])
+@pytest.mark.parametrize("name", ["segment_median", "segment_topk"])
+def test_peak_memory_of_keys(tmp_path, name, dtype):
+    """What is selected among narrow elements is looked for among keys of 4 bytes each."""
+    length = 2**22
+    rows, data = 3 * length, torch.zeros(length, dtype=getattr(torch, dtype))
+    with pytest.raises(ValueError, match="max_bytes must be at least") as refused:
+        offload(registry.find(name), data, torch.tensor([0, length]), device="cpu", max_bytes=1000)
+    least = int(re.search(r"at least (\d+)", str(refused.value))[1])
+    assert memory_of_chunks(tmp_path, name, least, False, rows, dtype, 1, length) <= 2.5
+
+
+@reads_proc
+@pytest.mark.parametrize("name", ["segment_sum", "segment_logsumexp"])
+def test_peak_memory_of_parts(tmp_path, name):
+    assert memory_of_chunks(tmp_path, name, 2**22, False, 2**22, "float16", 4, 2**22) <= 2.5
 
 
 @pytest.mark.parametrize("op", registry.OPS, ids=lambda op: op.name)

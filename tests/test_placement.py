@@ -198,7 +198,7 @@ def test_words(no_gpu):
         placement.measure("segment_sum", data, segments, device="cuda")
     with pytest.raises(ValueError, match="^measure: device must be a CUDA device, but got cpu; the CPU is always measured$"):
         placement.measure("segment_sum", data, segments, device="cpu")
-    with pytest.raises(ValueError, match="^measure: segments must have rows for one of the sizes, but got 0 rows in 1 segments$"):
+    with pytest.raises(ValueError, match="^measure: segments must have rows, but got none in 1 segments$"):
         placement.measure("segment_sum", data[:0], torch.tensor([0, 0]))
     with pytest.raises(TypeError, match="^measure: rows must be a list of integers, but got int$"):
         placement.measure("segment_sum", data, segments, rows=7)
@@ -206,6 +206,73 @@ def test_words(no_gpu):
         placement.measure("segment_sum", data[:5], segments)
     with pytest.raises(TypeError, match="^offload: op must be an operation of fastops"):
         placement.measure(torch.sum, data, segments)
+    with pytest.raises(TypeError, match="^segment_sum: data must be an array without a mask"):
+        placement.measure("segment_sum", np.ma.masked_array(data.numpy()), segments)
+
+
+@pytest.mark.parametrize(
+    "error, words, options",
+    [
+        (TypeError, "seconds must be a number, but got str", {"seconds": "1"}),
+        (TypeError, "seconds must be a number, but got NoneType", {"seconds": None}),
+        (TypeError, "seconds must be a number, but got bool", {"seconds": True}),
+        (ValueError, "seconds must be above 0 and finite, but got 0", {"seconds": 0}),
+        (ValueError, "seconds must be above 0 and finite, but got -1", {"seconds": -1}),
+        (ValueError, "seconds must be above 0 and finite, but got nan", {"seconds": float("nan")}),
+        (ValueError, "seconds must be above 0 and finite, but got inf", {"seconds": float("inf")}),
+        (ValueError, "seconds must be above 0 and finite, but got 10{400}", {"seconds": 10**400}),
+        (ValueError, "rows must name at least one size, but got none", {"rows": []}),
+        (ValueError, "rows must be at least 1, but got 0", {"rows": [5, 0]}),
+        (ValueError, "device must be a CUDA device, but got 'gpu'; the CPU is always measured", {"device": "gpu"}),
+        (TypeError, "device must be a CUDA device, but got float; the CPU is always measured", {"device": 1.5}),
+    ],
+)
+def test_words_of_what_is_measured(error, words, options, no_gpu):
+    with pytest.raises(error, match=f"^measure: {words}$"):
+        placement.measure("segment_sum", torch.ones(7), torch.tensor([0, 3, 3, 7]), **options)
+
+
+@pytest.mark.parametrize(
+    "weight, words",
+    [
+        (torch.tensor(1.0), "weight must have between 1 and 1 dimensions, but got 0"),
+        (torch.ones(6), r"weight must have the shape of data from dim 0 on, \[7\], but got \[6\]"),
+        (torch.ones(8), r"weight must have the shape of data from dim 0 on, \[7\], but got \[8\]"),
+    ],
+)
+def test_a_weight_is_looked_at_before_it_is_narrowed(weight, words, no_gpu):
+    with pytest.raises(ValueError, match=f"^segment_sum: {words}$"):
+        placement.measure("segment_sum", torch.ones(7), torch.tensor([0, 3, 3, 7]), weight=weight, rows=[3], seconds=1e-4)
+
+
+def test_sizes_that_there_are_not(no_gpu):
+    """The next one that there is stands for them."""
+    data, offsets = torch.ones(7), torch.tensor([0, 0, 0, 3, 7])
+    found = placement.measure("segment_sum", data, offsets, rows=[1, 10**30], seconds=1e-4)
+    assert [(one.rows, one.segments) for one in found.times] == [(3, 3), (7, 4)]
+
+
+def test_a_number_of_rows_for_all(no_gpu):
+    """That of the whole, which the sizes do not have."""
+    offsets = torch.arange(0, 101, 10)
+    for op in ("segment_broadcast", functools.partial(fastops.segment_broadcast, num_rows=100)):
+        options = {"num_rows": 100} if isinstance(op, str) else {}
+        found = placement.measure(op, torch.ones(10, 3), offsets, seconds=1e-4, **options)
+        assert found.times[0].rows < found.times[-1].rows == 100
+    with pytest.raises(ValueError, match="^segment_broadcast: num_rows must be 100, as the segments say, but got 99$"):
+        placement.measure("segment_broadcast", torch.ones(10, 3), offsets, seconds=1e-4, num_rows=99)
+
+
+@pytest.mark.parametrize("grouping", ["offsets", "unsorted", "ignored"])
+def test_another_default_device(grouping, no_gpu):
+    segments = testing.make_segments((5, 0, 2, 8, 1) * 8, grouping)
+    data = testing.make_data((segments.num_rows, 2), torch.float32)
+    torch.set_default_device("meta")
+    try:
+        found = placement.measure("segment_sum", data, segments, seconds=1e-4)
+    finally:
+        torch.set_default_device(None)
+    assert found.times[-1].rows == data.size(0) and len(found.times) > 1
 
 
 # The subcommand ------------------------------------------------------------------------------------------------------
@@ -237,11 +304,21 @@ def test_all_operations_by_default(no_gpu, capsys):
     assert [found["op"] for found in reports] == [op.name for op in registry.OPS]
 
 
-@pytest.mark.parametrize("wrong", [["--ops", "nonsense"], ["--sizes", "0"], ["--features", "0"]])
-def test_wrong_arguments(wrong, capsys):
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        (["--ops", "nonsense"], "there is no operation nonsense"),
+        (["--sizes", "0"], "sizes and features must be at least 1"),
+        (["--features", "0"], "sizes and features must be at least 1"),
+        (["--sizes", str(10**15)], "the data of the largest size must fit in the memory of this computer"),
+        (["--sizes", "10", "--features", str(10**30)], "the data of the largest size must fit in the memory of this computer"),
+        *((["--seconds", seconds], "seconds must be above 0 and finite") for seconds in ("0", "-1", "nan", "inf")),
+    ],
+)
+def test_wrong_arguments(wrong, words, capsys):
     with pytest.raises(SystemExit) as stopped:
         command.main(["copy-cost", *wrong])
-    assert stopped.value.code == 2 and ("nonsense" in capsys.readouterr().err) == ("nonsense" in wrong)
+    assert stopped.value.code == 2 and capsys.readouterr().err.endswith(f": error: {words}\n")
 
 
 def test_the_script_is_the_subcommand():
@@ -274,7 +351,34 @@ def test_what_is_drawn():
     assert len(axes.get_lines()) == 1 and not axes.texts
 
 
-def test_without_matplotlib(monkeypatch, tmp_path):
+def refused_picture(path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        command.main([*FEW, "--ops", "sum", "--png", str(path)])
+    out, err = capsys.readouterr()
+    assert stopped.value.code == 2 and out == "", "nothing is measured first"
+    return err.rpartition(": error: ")[2]
+
+
+def test_pictures_that_cannot_be_drawn(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "folder.png").mkdir()
+    for path in (tmp_path / "nowhere" / "some.png", tmp_path / "nowhere" / "some", tmp_path / "folder.png"):
+        assert refused_picture(path, capsys).startswith(str(path)) and not path.is_file()
+    words = refused_picture(tmp_path / "some.nonsense", capsys)
+    assert words.startswith("a picture must be one of ") and words.endswith(f"but {tmp_path / 'some.nonsense'} is none\n")
+    monkeypatch.setattr(placement.os, "access", lambda path, mode: False)  # the root of a system may write anywhere
+    assert refused_picture(tmp_path / "some.png", capsys) == f"{tmp_path / 'some.png'} cannot be written\n"
+
+
+def test_a_picture_of_the_subcommand(tmp_path, no_gpu, capsys):
+    pytest.importorskip("matplotlib")
+    assert command.main([*FEW, "--ops", "sum", "--png", str(tmp_path / "some.PNG")]) == 0
+    assert (tmp_path / "some.PNG").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="^draw: matplotlib must be installed, but it is not; pip install matplotlib$"):
         placement.draw([report(10)], tmp_path / "some.png")
+    words = "draw: matplotlib must be installed, but it is not; pip install matplotlib\n"
+    assert refused_picture(tmp_path / "some.png", capsys) == words

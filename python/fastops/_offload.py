@@ -44,6 +44,11 @@ MAX_BYTES = 256 * 2**20
 FREE_SHARE = 8
 # Bytes that sorting on CUDA works with, for each element (csrc/cuda/sort.cu).
 SORT_BYTES = 24
+# What selecting on the CPU works with (csrc/cpu/select.cpp): a thread makes keys, of so many bytes at least, of so many bytes
+# of each row of a segment.
+KEY_BYTES = 4
+TILE_BYTES = 64
+SELECTIONS = ("segment_topk", "segment_median", "segment_quantile")
 # Tensors start at multiples of so many bytes in a buffer.
 ALIGNMENT = 16
 # Seconds after which a bar appears.
@@ -76,10 +81,10 @@ def offload(
             in host memory, and what has the rows of `data` is put back in their places. Of a file they are read at random.
         device: where the kernels run, a CUDA device or `"cpu"`. The latter bounds the memory that is needed beside data and
             result, which is then all that this is for.
-        max_bytes: bytes of a chunk: its rows, its results, and for a sort on CUDA what it needs to work with. At most 2.5 times as many
-            are allocated beside data and result, in host memory and on the device. On CUDA it is rounded down to a
-            power of two, as page-locked memory comes in such (torch keeps it, for the next call). None for 256 MiB, on CUDA for
-            an eighth of the free memory if that is less.
+        max_bytes: bytes of a chunk: its rows, its results, and what a sort on CUDA, a selection on the CPU and parts of a segment
+            need to work with. At most 2.5 times as many are allocated beside data and result, in host memory and on the device.
+            On CUDA it is rounded down to a power of two, as page-locked memory comes in such (torch keeps it, for the next
+            call). None for 256 MiB, on CUDA for an eighth of the free memory if that is less.
         progress: whether to show a bar on stderr if it takes longer than a second.
         kwargs: what the operation takes beside, `dim` included. `weight` of sum and mean travels with its rows; it may be
             an array, too.
@@ -92,7 +97,7 @@ def offload(
     Rules:
         A segment that is larger than `max_bytes` is cut where results of its parts can be joined: for sum and mean (not with
         `weight`), amin, amax, min, max, any, all and logsumexp. Extrema, truth and whole numbers are the same then; the rest is
-        rounded in other places, sums and means in float64. Other operations refuse it before anything runs. On CUDA the call
+        rounded in other places, in float64 and once from there. Other operations refuse it before anything runs. On CUDA the call
         itself may round a sum otherwise where its data does not start at a multiple of 16 bytes; that of a new tensor does.
         There is no gradient: data that requires one is refused unless `torch.no_grad()` is on.
 
@@ -108,7 +113,7 @@ def offload(
         >>> offload("segment_max", data, torch.tensor([0, 3, 3, 7]), device="cpu", max_bytes=128).indices
         tensor([ 2, -1,  5])
     """
-    device = _find_device(device)
+    device = _there(find_device(_OFFLOAD, device, ("cpu", "cuda"), "be the CPU or a CUDA device"))
     call = _Call(op, data, segments, kwargs)
     budget = _find_budget(max_bytes, device)
     chunks = call.plan(budget, device)
@@ -175,19 +180,24 @@ class _Call:
         self.weight = None if weight is None else _in_host_memory(name, "weight", weight)
         self.data = data.detach()
         self.options = options
-        self.totals = self._allocate()
+        self.expected = self._ask()
         self.joined: Optional[tuple] = None  # of the parts of a segment so far: rows and results
 
-    def _allocate(self) -> list[Tensor]:
-        """The results, for now without what is in them. The operation itself says what they are, and what is wrong with its
-        arguments, when it is asked on the device that has no data."""
+    def _ask(self) -> list[Tensor]:
+        """What the results will be. The operation itself says so, and what is wrong with its arguments, when it is asked on
+        the device that has no data."""
         weight = None if self.weight is None else self.weight.to("meta")
         meta = self.run(self.data.to("meta"), self.segments.to("meta"), weight, self.options_on("meta"))
         self.options.pop("num_rows", None)  # those of all chunks
         self.kind = type(meta)
         results = list(meta) if isinstance(meta, tuple) else [meta]
         self.result_dim = self.dim + results[0].dim() - self.data.dim() - len(self.op.behind)  # behind that of several quantiles
-        totals = [torch.empty(result.shape, dtype=result.dtype) for result in results]
+        return results
+
+    @functools.cached_property
+    def totals(self) -> list[Tensor]:
+        """The results, at first without what is in them."""
+        totals = [torch.empty(result.shape, dtype=result.dtype, device="cpu") for result in self.expected]
         if not self._by_segment and not self.op.grouped and self.order is not None and self.order.numel() < self.segments.num_rows:
             for number, total in enumerate(totals):  # rows of no segment
                 total.fill_(-1 if number == self.op.row_numbers else 0)
@@ -208,10 +218,13 @@ class _Call:
     # ---- chunks ----
 
     def plan(self, budget: int, device: torch.device) -> list[_Chunk]:
-        """All chunks, in order, each of at most `budget` bytes."""
-        costs = self._costs(device)
+        """All chunks, in order, each of at most `budget` bytes. Without segments there is one without rows: arguments are
+        looked at there."""
+        costs, of_parts = self._costs(device), self._costs(device, parts=True)
         cut = self.op.name in _JOIN and not (self.op.name == "segment_mean" and self.weight is not None)
         offsets, chunks, first, count = self.offsets, [], 0, self.segments.num_segments
+        if count == 0:
+            return [_Chunk(0, 0, 0, 0, costs.of(0, 0))]
         while first < count:
             begin = int(offsets[first])
 
@@ -224,11 +237,11 @@ class _Call:
                 first = last
                 continue
             end = int(offsets[first + 1])
-            rows = (budget - costs.of(1, 0)) // max(costs.row, 1)
+            rows = (budget - of_parts.of(1, 0)) // max(of_parts.row, 1)
             if rows < 1 or not cut:
-                self._refuse(first, end - begin, costs.of(1, 1 if cut else end - begin), budget, device, cut)
+                self._refuse(first, end - begin, of_parts.of(1, 1) if cut else costs.of(1, end - begin), budget, device, cut)
             for at in range(begin, end, rows):
-                chunks.append(_Chunk(first, first + 1, at, min(at + rows, end), costs.of(1, rows), True, at + rows >= end))
+                chunks.append(_Chunk(first, first + 1, at, min(at + rows, end), of_parts.of(1, rows), True, at + rows >= end))
             first += 1
         return chunks
 
@@ -238,29 +251,33 @@ class _Call:
         what = "a row and a result" if cut else f"the rows and results of segment {segment}, which has {rows} rows"
         raise ValueError(sentence(self.op.name, "max_bytes", f"be at least {needed}, for {what}", budget))
 
-    def _costs(self, device: torch.device) -> _Costs:
+    def _costs(self, device: torch.device, parts: bool = False) -> _Costs:
         of_row, of_segment = 0, self.segments.offsets.element_size()
         elements = _bytes_along(self.data, self.dim) // self.data.element_size()
+        wide = torch.float64.itemsize if parts and self._widens else 0
         if self.op.takes_values:
             of_segment += _bytes_along(self.data, self.dim)
         else:
-            of_row += _bytes_along(self.data, self.dim)
+            of_row += _bytes_along(self.data, self.dim) + elements * wide
         if self.weight is not None:
-            of_row += _bytes_along(self.weight, 0)
+            of_row += _bytes_along(self.weight, 0) + _bytes_along(self.weight, 0) // self.weight.element_size() * wide
         if self.weight is not None or self.options.get("dtype") is not None:
-            of_row += elements * self.totals[0].element_size()  # rows are converted first
+            of_row += elements * self.expected[0].element_size()  # rows are converted first
         if self.op.grouped and device.type == "cuda":
             of_row += elements * SORT_BYTES
-        for number, total in enumerate(self.totals):
+        if self.op.name in SELECTIONS and device.type == "cpu":
+            size = self.data.element_size()
+            of_row += min(elements, TILE_BYTES // size * torch.get_num_threads()) * max(size, KEY_BYTES)
+        for number, total in enumerate(self.expected):
             count = _bytes_along(total, self.result_dim) // total.element_size()
             if self._by_segment:
-                of_segment += count * max(total.element_size(), 4)  # parts of a segment may have wider results
+                of_segment += count * max(total.element_size(), wide)
             else:
                 of_row += count * total.element_size()
             if number == self.op.row_numbers:  # those of `data` are worked out beside those of a chunk
                 of_segment += count * 8 * self._by_segment
                 of_row += count * 8 * (not self._by_segment)
-        tensors = 2 + (self.weight is not None) + len(self.totals)
+        tensors = 2 + (self.weight is not None) + len(self.expected)
         return _Costs(self.segments.offsets.element_size() + tensors * ALIGNMENT, of_segment, of_row)
 
     def bring(self, chunk: _Chunk, buffer: Optional[_Buffer]) -> list[Tensor]:
@@ -278,10 +295,20 @@ class _Call:
 
     def results_of(self, chunk: _Chunk, inputs: list[Tensor], options: dict) -> tuple:
         offsets, data, weight = (*inputs, None)[:3]
-        if chunk.is_part and self.op.name in _WIDE and self.totals[0].dtype in (torch.float16, torch.bfloat16):
-            options = {**options, "dtype": torch.float32}
+        if chunk.is_part and self._widens:
+            data, weight, options = self._widen(data, weight, options)
         results = self.run(data, _new(offsets, None, None, chunk.num_rows), weight, options)
         return results if isinstance(results, tuple) else (results,)
+
+    @property
+    def _widens(self) -> bool:
+        """Whether parts are taken in a wider dtype than that of the result, to be rounded when all are joined."""
+        return self.op.name in _WIDE and self.expected[0].dtype in (torch.float16, torch.bfloat16, torch.float32)
+
+    def _widen(self, data: Tensor, weight: Optional[Tensor], options: dict) -> tuple:
+        """What a part is called with. Its rows become what the operation makes of them first, and only then float64."""
+        data, weight = data.to(self.expected[0].dtype).double(), None if weight is None else weight.float()
+        return data, weight, {name: value for name, value in options.items() if name != "dtype"}
 
     # ---- results ----
 
@@ -336,14 +363,24 @@ def _find_operation(op: Any, options: dict) -> tuple[Op, Callable[..., Any], dic
         function = getattr(row.fn, "func", row.fn)
         if op is function or (isinstance(op, str) and op == row.name):
             return row, function, {**bound, **options}
-    observed = repr(op) if isinstance(op, str) else getattr(op, "__qualname__", kind(op))
     raise (ValueError if isinstance(op, str) else TypeError)(
-        sentence(_OFFLOAD, "op", "be an operation of fastops, its name, or a partial of it", observed)
+        sentence(_OFFLOAD, "op", "be an operation of fastops, its name, or a partial of it", _described(op))
     )
+
+
+def _described(op: Any) -> str:
+    """What was given for an operation, and where it comes from: other modules have a `segment_sum`, too."""
+    if isinstance(op, str):
+        return repr(op)
+    name = getattr(op, "__qualname__", None)
+    return kind(op) if name is None else ".".join(filter(None, (getattr(op, "__module__", None), name)))
 
 
 def _in_host_memory(op: str, argument: str, data: Any) -> Tensor:
     """A tensor of what is a tensor or an array, without a copy."""
+    if isinstance(data, np.ma.MaskedArray):
+        remedy = "pass .filled(value) of it, or the rows that count"
+        raise TypeError(sentence(op, argument, "be an array without a mask", kind(data), remedy))
     if isinstance(data, np.ndarray):
         try:
             with warnings.catch_warnings():
@@ -363,10 +400,21 @@ def _in_host_memory(op: str, argument: str, data: Any) -> Tensor:
     return data
 
 
-def _find_device(device: Any) -> torch.device:
-    device = torch.device(device)
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(sentence(_OFFLOAD, "device", "be the CPU or a CUDA device", device))
+def find_device(op: str, device: Any, types: tuple, requirement: str, remedy: str = "") -> torch.device:
+    """The device that is meant, of one of these types; whether it is there is not asked."""
+    try:
+        found = torch.device(device)
+    except TypeError:
+        raise TypeError(sentence(op, "device", requirement, kind(device), remedy)) from None
+    except (RuntimeError, OverflowError):  # no such type, or number
+        raise ValueError(sentence(op, "device", requirement, repr(device), remedy)) from None
+    if found.type not in types:
+        raise ValueError(sentence(op, "device", requirement, found, remedy))
+    return found
+
+
+def _there(device: torch.device) -> torch.device:
+    """The device, with its number."""
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise RuntimeError(sentence(_OFFLOAD, "device", "be there", f"{device}, and torch sees no CUDA device"))
@@ -414,22 +462,30 @@ def _join(call: _Call, one: tuple, other: tuple) -> tuple:
     return rows + more, _JOIN[call.op.name](call, pairs, rows / (rows + more))
 
 
+def _pair() -> Tensor:
+    """The offsets of two rows that are one segment."""
+    return torch.tensor([0, 2], device="cpu")
+
+
 def _join_by_itself(call: _Call, pairs: list[Tensor], share: float) -> list[Tensor]:
-    return [call.function(pairs[0], torch.tensor([0, 2]), dim=call.dim)]
+    return [call.function(pairs[0], _pair(), dim=call.dim)]
 
 
 def _join_totals(call: _Call, pairs: list[Tensor], share: float) -> list[Tensor]:
-    total = pairs[0].double() if pairs[0].is_floating_point() else pairs[0]
-    return [total.sum(call.dim, keepdim=True)]
+    return [pairs[0].sum(call.dim, keepdim=True)]
 
 
 def _join_means(call: _Call, pairs: list[Tensor], share: float) -> list[Tensor]:
-    one, other = pairs[0].double().split(1, call.dim)
+    one, other = pairs[0].split(1, call.dim)
     return [share * one + (1 - share) * other]
 
 
+def _join_logarithms(call: _Call, pairs: list[Tensor], share: float) -> list[Tensor]:
+    return [torch.logaddexp(*pairs[0].split(1, call.dim))]
+
+
 def _join_with_rows(call: _Call, pairs: list[Tensor], share: float) -> list[Tensor]:
-    best, at = call.function(pairs[0], torch.tensor([0, 2]), dim=call.dim)
+    best, at = call.function(pairs[0], _pair(), dim=call.dim)
     return [best, pairs[1].gather(call.dim, at)]
 
 
@@ -442,9 +498,9 @@ _JOIN: dict[str, Callable[[_Call, list[Tensor], float], list[Tensor]]] = {
     "segment_max": _join_with_rows,
     "segment_any": _join_by_itself,
     "segment_all": _join_by_itself,
-    "segment_logsumexp": _join_by_itself,
+    "segment_logsumexp": _join_logarithms,
 }
-_WIDE = ("segment_sum", "segment_mean")  # those of 16 bits come in float32, to be rounded once
+_WIDE = ("segment_sum", "segment_mean", "segment_logsumexp")  # floating results of parts come in float64
 
 
 # ---- the ways to the device and back ----
@@ -454,7 +510,7 @@ class _Buffer:
     """Memory for what a chunk consists of, used again by the next one."""
 
     def __init__(self, num_bytes: int, pinned: bool) -> None:
-        self.memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+        self.memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned, device="cpu")
         self.used = 0
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -17,17 +17,21 @@ import argparse
 import dataclasses
 import json
 import math
+import numbers
+import os
+import sys
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Callable, Optional, Sequence, Union
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from . import _timing, registry, testing
-from ._dispatch import check
 from ._native import build_info
-from ._offload import _find_operation, _in_host_memory, offload
+from ._offload import _Call, find_device, offload
 from .errors import kind, sentence
 from .segments import Segments, _integer
 
@@ -253,8 +257,8 @@ def measure(
         segments: `S` segments, or offsets `[S + 1]`, on the CPU.
         device: the CUDA device; None for the current one, or for none if there is none that this build has kernels for.
         rows: the sizes to measure, each the first segments with about so many rows; None for all rows, a fourth, a
-            sixteenth and so on.
-        seconds: that are spent on one number at most, unless a single call takes longer.
+            sixteenth and so on. Each is at least the first segment that has rows, at most all of them.
+        seconds: that are spent on one number at most, unless a single call takes longer. Above 0, and finite.
         kwargs: what the operation takes beside.
 
     Only the operation is timed, not its gradient.
@@ -267,24 +271,32 @@ def measure(
         it twice. Where the memory of the GPU does not hold a size, only what overlaps is measured of it.
 
     Raises:
-        TypeError, ValueError, IndexError: as the operation; or `rows` names no size that there is.
+        TypeError, ValueError, IndexError: as the operation, before anything is measured; or there are no rows, or no sizes.
         RuntimeError: the device is not there.
 
     Example:
         >>> report = measure(segment_sum, data, segments)   # doctest: +SKIP
         >>> report.advice                                   # doctest: +SKIP
     """
-    row, function, options = _find_operation(op, kwargs)
-    name, first = row.name, "values" if row.takes_values else "data"
     device, missing = _find_device(device)
+    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
+        raise TypeError(sentence(_NAME, "seconds", "be a number", kind(seconds)))
+    if not _can_pass(seconds):
+        raise ValueError(sentence(_NAME, "seconds", "be above 0 and finite", seconds))
     with torch.no_grad():
-        data = _in_host_memory(name, first, data)
-        segments, dim = check(name, data, segments, options.pop("dim", 0), first)
-        weight = options.pop("weight", None)
-        whole = _Input(row, data, segments, dim, None if weight is None else _in_host_memory(name, "weight", weight))
-        times = [_measure_one(function, whole.of_first(count), options, device, seconds) for count in whole.sizes(rows)]
+        call = _Call(op, data, segments, kwargs)
+        whole = _Input(call.op, call.data, call.segments, call.dim, call.weight)
+        parts = (whole.of_first(count) for count in whole.sizes(rows))
+        times = [_measure_one(call.function, part, call.options, device, seconds) for part in parts]
     described = f"{device}, {torch.cuda.get_device_name(device)}" if device is not None else None
-    return PlacementReport.of(name, times, device=described, missing=missing, threads=torch.get_num_threads())
+    return PlacementReport.of(call.op.name, times, device=described, missing=missing, threads=torch.get_num_threads())
+
+
+def _can_pass(seconds: Any) -> bool:
+    try:
+        return 0 < float(seconds) < math.inf
+    except OverflowError:
+        return False
 
 
 def _find_device(device: Any) -> tuple[Optional[torch.device], str]:
@@ -296,9 +308,7 @@ def _find_device(device: Any) -> tuple[Optional[torch.device], str]:
         missing = "this build of fastops has no CUDA kernels"
     if device is None:
         return (None, missing) if missing else (torch.device("cuda", torch.cuda.current_device()), "")
-    device = torch.device(device)
-    if device.type != "cuda":
-        raise ValueError(sentence(_NAME, "device", "be a CUDA device", device, "the CPU is always measured"))
+    device = find_device(_NAME, device, ("cuda",), "be a CUDA device", "the CPU is always measured")
     if missing:
         raise RuntimeError(sentence(_NAME, "device", "be there", f"{device}, and {missing}"))
     return torch.device("cuda", torch.cuda.current_device()) if device.index is None else device, ""
@@ -316,18 +326,21 @@ class _Input:
 
     def sizes(self, rows: Optional[Sequence[int]]) -> list[int]:
         """Numbers of segments, ascending."""
-        offsets, count = self.segments.offsets, self.segments.num_segments
-        total = int(offsets[-1])
+        offsets, total = self.segments.offsets.numpy(), int(self.segments.offsets[-1])
         if rows is None:
             rows = [max(total >> 2 * fourth, 1) for fourth in range(FOURTHS + 1)]
         elif not isinstance(rows, (list, tuple)):
             raise TypeError(sentence(_NAME, "rows", "be a list of integers", kind(rows)))
-        wanted = torch.tensor([_integer(_NAME, "rows", number) for number in rows], dtype=torch.int64)
-        counts = torch.searchsorted(offsets.long(), wanted, right=True).sub_(1).clamp_(1, max(count, 1))
-        found = sorted({number for number in counts.tolist() if number <= count and int(offsets[number]) > 0})
-        if not found:
-            raise ValueError(sentence(_NAME, "segments", "have rows for one of the sizes", f"{total} rows in {count} segments"))
-        return found
+        wanted = [_integer(_NAME, "rows", number) for number in rows]
+        if not wanted:
+            raise ValueError(sentence(_NAME, "rows", "name at least one size", "none"))
+        if min(wanted) < 1:
+            raise ValueError(sentence(_NAME, "rows", "be at least 1", min(wanted)))
+        if total == 0:
+            raise ValueError(sentence(_NAME, "segments", "have rows", f"none in {self.segments.num_segments} segments"))
+        fewest = np.searchsorted(offsets, 0, side="right")  # those that have any rows
+        counts = np.searchsorted(offsets, [min(number, total) for number in wanted], side="right") - 1
+        return sorted(set(np.maximum(counts, fewest).tolist()))
 
     def of_first(self, count: int) -> _Input:
         """The first segments, and their rows in the order in which they stand."""
@@ -458,16 +471,30 @@ def add_copy_cost(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespa
                 parser.error(f"there is no operation {name}")
         if min(parsed.sizes) < 1 or parsed.features < 1:
             parser.error("sizes and features must be at least 1")
+        if max(parsed.sizes) * parsed.features * torch.float32.itemsize > _memory():
+            parser.error("the data of the largest size must fit in the memory of this computer")
+        if not _can_pass(parsed.seconds):
+            parser.error("seconds must be above 0 and finite")
+        if parsed.png and (reason := _why_not_drawn(parsed.png)):
+            parser.error(reason)
         return copy_cost(parsed.ops, parsed.sizes, parsed.features, parsed.seconds, parsed.png, getattr(parsed, "json", False))
 
     return run
+
+
+def _memory() -> int:
+    """Bytes of it that this computer has, as far as it says."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return sys.maxsize
 
 
 def copy_cost(
     names: Optional[Sequence[str]], sizes: Sequence[int], features: int, seconds: float, png: Optional[str], as_json: bool
 ) -> int:
     ops = [op for op in registry.OPS if names is None or op.name in names or op.name.removeprefix("segment_") in names]
-    lengths = torch.randint(0, LONGEST + 1, (2 * max(sizes) // LONGEST + 1,), generator=testing.make_generator())
+    lengths = torch.randint(0, LONGEST + 1, (2 * max(sizes) // LONGEST + 1,), generator=testing.make_generator(), device="cpu")
     segments = Segments.from_lengths(lengths)
     if not as_json:
         print(textwrap.fill(LEGEND.format(features=features, longest=LONGEST), WIDTH), end="\n\n")
@@ -492,13 +519,9 @@ def draw(reports: Sequence[PlacementReport], path: Any) -> None:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("draw: matplotlib must be installed, but it is not; pip install matplotlib") from None
     columns = min(len(reports), 3)
     rows = -(-len(reports) // columns)
-    figure = Figure(figsize=(5.2 * columns, 4 * rows), layout="constrained")
+    figure = _figure(figsize=(5.2 * columns, 4 * rows), layout="constrained")
     for number, report in enumerate(reports):
         axes = figure.add_subplot(rows, columns, number + 1, xscale="log", yscale="log")
         _draw_one(axes, report)
@@ -506,6 +529,29 @@ def draw(reports: Sequence[PlacementReport], path: Any) -> None:
             axes.legend(fontsize="x-small")
     figure.suptitle(f"{reports[0].threads} threads of the CPU, and {reports[0].device or 'no CUDA device'}", fontsize="medium")
     figure.savefig(path, dpi=110)
+
+
+def _figure(**options: Any) -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("draw: matplotlib must be installed, but it is not; pip install matplotlib") from None
+    return Figure(**options)
+
+
+def _why_not_drawn(path: str) -> str:
+    """What will keep `draw` from writing a picture there, as far as it can be told before: "" for nothing."""
+    try:
+        formats = _figure().canvas.get_supported_filetypes()
+    except ImportError as error:
+        return str(error)
+    suffix = Path(path).suffix[1:].lower()
+    if suffix and suffix not in formats:
+        return f"a picture must be one of {', '.join(sorted(formats))}, but {path} is none"
+    target = Path(path) if suffix else Path(f"{path}.png")  # as matplotlib does
+    if target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK):
+        return f"{target} cannot be written"
+    return ""
 
 
 _LINES: tuple[tuple[str, str, Callable[[Times], Optional[float]]], ...] = (
