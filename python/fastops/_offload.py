@@ -49,6 +49,11 @@ SORT_BYTES = 24
 KEY_BYTES = 4
 TILE_BYTES = 64
 SELECTIONS = ("segment_topk", "segment_median", "segment_quantile")
+# And sorting without sorted rows as a result (csrc/cpu/sort.cpp): elements of so many bytes, twice as many for data of 8 bytes, of
+# so many columns at once and one more.
+ELEMENT_BYTES = 8
+SORT_COLUMNS = 16
+COUNTS = ("segment_nunique", "segment_mode")
 # Tensors start at multiples of so many bytes in a buffer.
 ALIGNMENT = 16
 # Seconds after which a bar appears.
@@ -263,11 +268,14 @@ class _Call:
             of_row += _bytes_along(self.weight, 0) + _bytes_along(self.weight, 0) // self.weight.element_size() * wide
         if self.weight is not None or self.options.get("dtype") is not None:
             of_row += elements * self.expected[0].element_size()  # rows are converted first
-        if self.op.grouped and device.type == "cuda":
+        if (self.op.grouped or self.op.name in COUNTS) and device.type == "cuda":
             of_row += elements * SORT_BYTES
         if self.op.name in SELECTIONS and device.type == "cpu":
             size = self.data.element_size()
             of_row += min(elements, TILE_BYTES // size * torch.get_num_threads()) * max(size, KEY_BYTES)
+        if self.op.name in COUNTS and device.type == "cpu":
+            columns = min(elements + 1, (SORT_COLUMNS + 1) * torch.get_num_threads())
+            of_row += columns * ELEMENT_BYTES * (2 if self.data.element_size() == 8 else 1)
         for number, total in enumerate(self.expected):
             count = _bytes_along(total, self.result_dim) // total.element_size()
             if self._by_segment:
