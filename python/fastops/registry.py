@@ -235,21 +235,22 @@ def _median_peer(data: Tensor, index: Tensor, num_segments: int) -> Any:
     return values, _first_row(data, index, values)
 
 
-def _runs(data: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows in the order of their elements, and where another element begins, or another segment."""
-    rows = _ranked_rows(data, index)
+def _runs(data: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows by segment in the order of their elements, their segments, and where another element begins, or another segment."""
+    rows, index = _ranked_rows(data, index), index.sort().values
     values = data.gather(0, rows)
     begins = torch.ones_like(values, dtype=torch.bool)
     begins[1:] = (values[1:] != values[:-1]) | _trailing(index[1:] != index[:-1], data)
-    return rows, begins
+    return rows, index, begins
 
 
 def _nunique_peer(data: Tensor, index: Tensor, num_segments: int) -> Tensor:
-    return _zeros(data, num_segments, dtype=torch.int64).index_add(0, index, _runs(data, index)[1].long())
+    _, index, begins = _runs(data, index)
+    return _zeros(data, num_segments, dtype=torch.int64).index_add(0, index, begins.long())
 
 
 def _mode_peer(data: Tensor, index: Tensor, num_segments: int) -> Any:
-    rows, begins = _runs(data, index)
+    rows, index, begins = _runs(data, index)
     place = torch.arange(len(data), device=data.device)
     length = _trailing(place, data) - torch.where(begins, _trailing(place, data), 0).cummax(0).values
     longest = _scatter_peer("amax")(length, index, num_segments)
