@@ -30,6 +30,7 @@ class MapRows final : public Visitor {
   const RowMapCall& call_;
   const SegmentsView& segments_;
   std::vector<std::vector<T>> rows_;  // for each thread, a row to copy
+  std::vector<M> maps_;               // [outer, S, inner] where rows look their segment up
 
  public:
   explicit MapRows(const RowMapCall& call) : call_(call), segments_(call.segments) {}
@@ -39,11 +40,9 @@ class MapRows final : public Visitor {
     const int64_t tasks = num_tasks(cut, segments_, pool);
     rows_.resize(tasks);
     if (segments_.order) {
-      const int64_t rows = call_.outer * segments_.num_rows;
-      pool(tasks, [&](int64_t task) {
-        for (int64_t at = task * rows / tasks; at < (task + 1) * rows / tasks; ++at) row(at);
-      });
-      return;
+      if constexpr (std::is_same_v<M, SelectMap<T>>) return select(pool, tasks);
+      if constexpr (M::kReadsData) tabulate(pool, tasks);
+      return look_up(pool, tasks);
     }
     walk(cut, segments_, pool, tasks, *this);
     for_rows_of_no_segment(segments_, call_.outer, [&](int64_t first, int64_t last) { zero(first, last); });
@@ -122,10 +121,57 @@ class MapRows final : public Visitor {
     }
   }
 
+  // Rows in any order, one after the other.
+  void look_up(const Pool& pool, int64_t tasks) const {
+    const int64_t rows = segments_.num_rows, all = call_.outer * rows;
+    if (all == 0) return;
+    pool(tasks, [&](int64_t task) {
+      const int64_t first = task * all / tasks, last = (task + 1) * all / tasks;
+      if constexpr (std::is_same_v<M, LogSumExpMap<T>>) {
+        const int64_t together = kColumnsAtOnce / call_.inner;
+        for (int64_t at = first; at < last && together > 0; at += together) narrow_rows(at, std::min(last, at + together));
+        if (together > 0) return;
+      }
+      for (int64_t at = first, outer = first / rows, r = first % rows; at < last; ++at, ++r) {
+        if (r == rows) r = 0, ++outer;
+        row(outer, r);
+      }
+    });
+  }
+
+  // Few rows are selected: all become zeros, and then each segment writes to its own. No two write to the same.
+  void select(const Pool& pool, int64_t tasks) const {
+    const int64_t rows = call_.outer * segments_.num_rows, all = call_.outer * segments_.num_segments, inner = call_.inner;
+    pool(tasks, [&](int64_t task) { zero(task * rows / tasks, (task + 1) * rows / tasks); });
+    pool(tasks, [&](int64_t task) {
+      for (int64_t at = task * all / tasks; at < (task + 1) * all / tasks; ++at) {
+        const int64_t outer = at / segments_.num_segments, s = at % segments_.num_segments;
+        for (int64_t column = 0; column < inner; ++column) {
+          const M map(call_.arrays, at * inner + column, column, 0);
+          const int64_t r = map.selected;
+          if (uint64_t(r) >= uint64_t(segments_.num_rows) || segments_.index[r] != s) continue;
+          static_cast<T*>(call_.out)[(outer * segments_.num_rows + r) * inner + column] = map.value;
+        }
+      }
+    });
+  }
+
+  // What rows look up is made once for each segment, not for each row.
+  void tabulate(const Pool& pool, int64_t tasks) {
+    const int64_t all = call_.outer * segments_.num_segments, inner = call_.inner;
+    if (all == 0) return;
+    maps_.assign(all * inner, M(call_.arrays, 0, 0, 0));
+    pool(tasks, [&](int64_t task) {
+      for (int64_t at = task * all / tasks; at < (task + 1) * all / tasks; ++at) {
+        const int64_t s = at % segments_.num_segments, begin = segments_.begin(s), length = segments_.end(s, begin) - begin;
+        for (int64_t column = 0; column < inner; ++column) maps_[at * inner + column] = M(call_.arrays, at * inner + column, column, length);
+      }
+    });
+  }
+
   // Of `rows` rows, exp by vectors. Narrow rows are taken together, so that vectors are full.
   void powers(const T* data, T* out, const M* maps, int64_t width, int64_t rows) const {
     using V = compute_t<T>;
-    constexpr int kWidth = kLanes<V>;
     const int64_t inner = call_.inner, together = width == inner ? std::min(rows, kColumnsAtOnce / width) : 1;
     V results[kColumnsAtOnce], grads[kColumnsAtOnce];
     if (width == 1) {
@@ -136,18 +182,51 @@ class MapRows final : public Visitor {
       for (int64_t i = width; i < together * width; ++i) results[i] = results[i - width], grads[i] = grads[i - width];
     }
     for (int64_t r = 0; r < rows; r += together, data += together * inner, out += together * inner) {
-      const int64_t n = std::min(together, rows - r) * width;
-      int64_t i = 0;
-      for (; i + kWidth <= n; i += kWidth) {
-        const vec<V> below = load<V>(data + i) - unaligned<vec<V>>(results + i);
-        store(out + i, vec<V>(unaligned<vec<V>>(grads + i) * Math<vec<V>>::exp(below)));
-      }
-      if (i == n) continue;
-      vec<V> below{};
-      for (int64_t k = i; k < n; ++k) replace(below, int(k - i), load_as<V>(data[k]) - results[k]);
-      const vec<V> power = Math<vec<V>>::exp(below);
-      for (int64_t k = i; k < n; ++k) out[k] = store_as<T>(grads[k] * lane(power, int(k - i)));
+      powers(data, out, results, grads, std::min(together, rows - r) * width);
     }
+  }
+
+  // The same of rows [first, last) that look their segments up.
+  void narrow_rows(int64_t first, int64_t last) const {
+    using V = compute_t<T>;
+    const int64_t inner = call_.inner;
+    V results[kColumnsAtOnce], grads[kColumnsAtOnce];
+    bool belong[kColumnsAtOnce], all_belong = true;
+    for (int64_t at = first, outer = first / segments_.num_rows, r = first % segments_.num_rows; at < last; ++at, ++r) {
+      if (r == segments_.num_rows) r = 0, ++outer;
+      const int64_t s = segments_.index[r];
+      const bool belongs = uint64_t(s) < uint64_t(segments_.num_segments);
+      belong[at - first] = belongs;
+      all_belong &= belongs;
+      for (int64_t column = 0; column < inner; ++column) {
+        const int64_t i = (at - first) * inner + column;
+        results[i] = grads[i] = 0;
+        if (!belongs) continue;
+        const M& map = maps_[(outer * segments_.num_segments + s) * inner + column];
+        results[i] = map.result, grads[i] = map.grad;
+      }
+    }
+    T* const out = static_cast<T*>(call_.out) + first * inner;
+    powers(static_cast<const T*>(call_.data) + first * inner, out, results, grads, (last - first) * inner);
+    for (int64_t at = first; at < last && !all_belong; ++at) {
+      if (!belong[at - first]) zero(at, at + 1);
+    }
+  }
+
+  // n neighbours, kColumnsAtOnce at most.
+  template <class V>
+  static void powers(const T* data, T* out, const V* results, const V* grads, int64_t n) {
+    constexpr int kWidth = kLanes<V>;
+    int64_t i = 0;
+    for (; i + kWidth <= n; i += kWidth) {
+      const vec<V> below = load<V>(data + i) - unaligned<vec<V>>(results + i);
+      store(out + i, vec<V>(unaligned<vec<V>>(grads + i) * Math<vec<V>>::exp(below)));
+    }
+    if (i == n) return;
+    vec<V> below{};
+    for (int64_t k = i; k < n; ++k) replace(below, int(k - i), load_as<V>(data[k]) - results[k]);
+    const vec<V> power = Math<vec<V>>::exp(below);
+    for (int64_t k = i; k < n; ++k) out[k] = store_as<T>(grads[k] * lane(power, int(k - i)));
   }
 
   // `rows` rows from `row` on, columns [first, last): their segment's values times their weights.
@@ -172,19 +251,29 @@ class MapRows final : public Visitor {
     }
   }
 
-  void row(int64_t at) {
-    const int64_t inner = call_.inner, outer = at / segments_.num_rows, r = at % segments_.num_rows;
-    const int64_t s = segments_.index[r];
+  void row(int64_t outer, int64_t r) const {
+    const int64_t inner = call_.inner, at = outer * segments_.num_rows + r, s = segments_.index[r];
     if (s < 0 || s >= segments_.num_segments) return zero(at, at + 1);
     const int64_t begin = segments_.begin(s), length = segments_.end(s, begin) - begin;
     const int64_t values = (outer * segments_.num_segments + s) * inner;
     T* out = static_cast<T*>(call_.out) + at * inner;
     if constexpr (std::is_same_v<M, BroadcastMap<T>>) {
-      std::memcpy(out, static_cast<const T*>(call_.arrays.values) + values, inner * sizeof(T));
+      const T* const from = static_cast<const T*>(call_.arrays.values) + values;
+      if (inner <= 2) {  // less than what a call costs
+        out[0] = from[0];
+        if (inner == 2) out[1] = from[1];
+        return;
+      }
+      std::memcpy(out, from, inner * sizeof(T));
     } else if constexpr (M::kReadsData) {
       const T* data = static_cast<const T*>(call_.data) + at * inner;
-      for (int64_t column = 0; column < inner; column += kColumnsAtOnce) {
-        columns(data + column, out + column, values + column, column, std::min(kColumnsAtOnce, inner - column), 1, r, length);
+      const M* maps = &maps_[values];
+      if constexpr (std::is_same_v<M, LogSumExpMap<T>>) {
+        for (int64_t column = 0; column < inner; column += kColumnsAtOnce) {
+          powers(data + column, out + column, maps + column, std::min(kColumnsAtOnce, inner - column), 1);
+        }
+      } else {
+        for (int64_t column = 0; column < inner; ++column) out[column] = maps[column](data[column], r);
       }
     } else if constexpr (std::is_same_v<M, WeightedMap<T>>) {
       weigh(out, values, 0, inner, r, 1);

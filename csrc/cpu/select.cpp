@@ -351,7 +351,13 @@ class Select {
   void take_end(const Long& one, int64_t position) {
     const int64_t inner = call_.inner, row = segments_.row(one.begin + position);
     const int64_t from = (one.outer * segments_.num_rows + row) * inner, to = (one.outer * segments_.num_segments + one.segment) * inner;
-    std::memcpy(static_cast<K*>(call_.values) + to, static_cast<const K*>(call_.data) + from, inner * sizeof(K));
+    K* const values = static_cast<K*>(call_.values) + to;
+    const K* const data = static_cast<const K*>(call_.data) + from;
+    if (inner == 1) {  // less than what a call costs
+      *values = *data;
+    } else {
+      std::memcpy(values, data, inner * sizeof(K));
+    }
     if (call_.indices) std::fill_n(call_.indices + to, inner, row);
   }
 
