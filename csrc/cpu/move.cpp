@@ -41,7 +41,7 @@ class MapRows final : public Visitor {
     rows_.resize(tasks);
     if (segments_.order) {
       if constexpr (std::is_same_v<M, SelectMap<T>>) return select(pool, tasks);
-      if constexpr (M::kReadsData) tabulate(pool, tasks);
+      if constexpr (!std::is_same_v<M, BroadcastMap<T>> && !std::is_same_v<M, WeightedMap<T>>) tabulate(pool, tasks);
       return look_up(pool, tasks);
     }
     walk(cut, segments_, pool, tasks, *this);
@@ -254,7 +254,6 @@ class MapRows final : public Visitor {
   void row(int64_t outer, int64_t r) const {
     const int64_t inner = call_.inner, at = outer * segments_.num_rows + r, s = segments_.index[r];
     if (s < 0 || s >= segments_.num_segments) return zero(at, at + 1);
-    const int64_t begin = segments_.begin(s), length = segments_.end(s, begin) - begin;
     const int64_t values = (outer * segments_.num_segments + s) * inner;
     T* out = static_cast<T*>(call_.out) + at * inner;
     if constexpr (std::is_same_v<M, BroadcastMap<T>>) {
@@ -265,20 +264,18 @@ class MapRows final : public Visitor {
         return;
       }
       std::memcpy(out, from, inner * sizeof(T));
-    } else if constexpr (M::kReadsData) {
-      const T* data = static_cast<const T*>(call_.data) + at * inner;
-      const M* maps = &maps_[values];
+    } else if constexpr (std::is_same_v<M, WeightedMap<T>>) {
+      weigh(out, values, 0, inner, r, 1);
+    } else {
+      const T* const data = M::kReadsData ? static_cast<const T*>(call_.data) + at * inner : nullptr;
+      const M* const maps = &maps_[values];
       if constexpr (std::is_same_v<M, LogSumExpMap<T>>) {
         for (int64_t column = 0; column < inner; column += kColumnsAtOnce) {
           powers(data + column, out + column, maps + column, std::min(kColumnsAtOnce, inner - column), 1);
         }
       } else {
-        for (int64_t column = 0; column < inner; ++column) out[column] = maps[column](data[column], r);
+        for (int64_t column = 0; column < inner; ++column) out[column] = maps[column](M::kReadsData ? data[column] : T{}, r);
       }
-    } else if constexpr (std::is_same_v<M, WeightedMap<T>>) {
-      weigh(out, values, 0, inner, r, 1);
-    } else {
-      for (int64_t column = 0; column < inner; ++column) out[column] = M(call_.arrays, values + column, column, length)(T{}, r);
     }
   }
 

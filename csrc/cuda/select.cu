@@ -316,7 +316,8 @@ __device__ __forceinline__ void for_each_part(const SelectCall& call, const Long
 }
 
 template <class K>
-__global__ void __launch_bounds__(SelectPolicy::kThreads) histogram_kernel(SelectCall call, KeyOrder<K> order, LongSegments longs, Pass pass, int columns) {
+__global__ void __launch_bounds__(SelectPolicy::kThreads)
+    histogram_kernel(SelectCall call, KeyOrder<K> order, LongSegments longs, Pass pass, int columns) {
   __shared__ unsigned counts[SelectPolicy::kWindowColumns * kDigits];
   for_each_part(call, longs, columns, [&](const WindowPart& part, int64_t slice, int64_t first_column) {
     for (int i = threadIdx.x; i < columns * kDigits; i += blockDim.x) counts[i] = 0;

@@ -272,9 +272,7 @@ def segment_topk(
 
 def segment_median(data: Tensor, segments: Grouping, *, dim: int = 0, fill_value: float = _NAN) -> Any:
     call = _Call("segment_median", data, segments, dim)
-    if fill_value is _NAN and not data.is_floating_point():
-        fill_value = 0
-    check_options(call.op, data, {"fill_value": fill_value})
+    fill_value = call.checked_fill(fill_value)
     ranked = call.ranked(False)
     row = call.row_of_rank(call.or_first_nan((call.lengths[:, None] - 1) // 2), ranked)[:, 0]
     value, rows = call.to_rows(call.take(row)), call.rows
@@ -292,9 +290,7 @@ def segment_nunique(data: Tensor, segments: Grouping, *, dim: int = 0, fill_valu
 
 def segment_mode(data: Tensor, segments: Grouping, *, dim: int = 0, fill_value: float = _NAN) -> Any:
     call = _Call("segment_mode", data, segments, dim)
-    if fill_value is _NAN and not data.is_floating_point():
-        fill_value = 0
-    check_options(call.op, data, {"fill_value": fill_value})
+    fill_value = call.checked_fill(fill_value)
     ranked = call.ranked(False)
     starts = call.starts_of_runs(ranked)
     place = call.per_segment(torch.arange(starts.size(0), device=data.device)).expand_as(starts)
@@ -479,6 +475,13 @@ class _Call:
         by_value = (rows.byte() if rows.dtype == torch.bool else rows).sort(dim=0, descending=descending, stable=True).indices
         owner = self.per_segment(_owners(self.offsets[:-1], rows.size(0))).expand_as(rows)
         return by_value.gather(0, owner.gather(0, by_value).sort(dim=0, stable=True).indices)
+
+    def checked_fill(self, fill_value: float) -> float:
+        """That of selections: where it is not given, 0 of what knows no NaN."""
+        if fill_value is _NAN and not self.data.is_floating_point():
+            fill_value = 0
+        check_options(self.op, self.data, {"fill_value": fill_value})
+        return fill_value
 
     def starts_of_runs(self, ranked: Tensor) -> Tensor:
         """Whether the element of each rank differs from the one before, or is the first of its segment."""
