@@ -67,8 +67,11 @@ def operator(name: str, options: tuple = ("fill_value",), result: Any = None) ->
                 check_options(name, data, dict(zip(options, given)), result)
                 return function(data, *parts, dim, *given)
 
-        segments, dim = check(name, data, segments, dim)
         named = dict(zip(options, given))
+        answer = elsewhere(name, data, segments, dim=dim, **named)
+        if answer is not NotImplemented:
+            return answer
+        segments, dim = check(name, data, segments, dim)
         if not has_kernels(name, data):
             return getattr(reference(), name)(data, segments, dim=dim, **named)
         if given:
@@ -91,6 +94,13 @@ def reference() -> Any:
     from . import reference as module  # it imports this one
 
     return module
+
+
+def elsewhere(op: str, data: Any, segments: Any, **options: Any) -> Any:
+    """What the function `op` gives for data that is no plain tensor; NotImplemented where that is none of those known."""
+    if type(data) is Tensor:
+        return NotImplemented
+    return NotImplemented
 
 
 def check(op: str, data: Any, segments: Any, dim: Any, argument: str = "data") -> tuple[Segments, int]:

@@ -7,7 +7,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from ._dispatch import ALL_DTYPES, FLOATING, check, check_dtype, check_options, check_same_device, has_kernels, promoted, reference
+from ._dispatch import ALL_DTYPES, FLOATING, check, check_dtype, check_options, check_same_device, elsewhere, has_kernels, promoted, reference
 from .errors import kind, sentence
 from .segments import Segments
 
@@ -18,6 +18,9 @@ def weighted_sum(
     data: Tensor, weight: Tensor, segments: Any, dim: int, dtype: Optional[torch.dtype], fill_value: float
 ) -> Tensor:
     op = "segment_sum"
+    answer = elsewhere(op, data, segments, dim=dim, dtype=dtype, fill_value=fill_value, weight=weight)
+    if answer is not NotImplemented:
+        return answer
     segments, dim, result = prepare(op, data, weight, segments, dim, dtype, fill_value)
     if not has_kernels(op, data):
         return reference().segment_sum(data, segments, dim=dim, dtype=dtype, fill_value=fill_value, weight=weight)
@@ -28,6 +31,9 @@ def weighted_mean(
     data: Tensor, weight: Tensor, segments: Any, dim: int, dtype: Optional[torch.dtype], fill_value: float
 ) -> Tensor:
     op = "segment_mean"
+    answer = elsewhere(op, data, segments, dim=dim, dtype=dtype, fill_value=fill_value, weight=weight)
+    if answer is not NotImplemented:
+        return answer
     segments, dim, result = prepare(op, data, weight, segments, dim, dtype, fill_value)
     if not has_kernels(op, data):
         return reference().segment_mean(data, segments, dim=dim, dtype=dtype, fill_value=fill_value, weight=weight)

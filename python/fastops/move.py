@@ -7,7 +7,7 @@ from typing import Optional, Union
 import torch
 from torch import Tensor
 
-from ._dispatch import builtin_of, check, has_kernels, reference
+from ._dispatch import builtin_of, check, elsewhere, has_kernels, reference
 from .errors import sentence
 from .segments import Segments, _integer
 
@@ -66,6 +66,9 @@ def segment_broadcast(
         except (IndexError, TypeError):
             pass  # check says what is wrong with dim
 
+    answer = elsewhere(_NAME, values, segments, dim=dim, num_rows=num_rows)
+    if answer is not NotImplemented:
+        return answer
     if num_rows is not None:
         num_rows = _integer(_NAME, "num_rows", num_rows)
     segments, dim = check(_NAME, values, segments, dim, "values")

@@ -12,7 +12,18 @@ from typing import Any, Union
 import torch
 from torch import Tensor
 
-from ._dispatch import ALL_DTYPES, FLOATING, check, check_dtype, check_options, check_same_device, has_kernels, operator, reference
+from ._dispatch import (
+    ALL_DTYPES,
+    FLOATING,
+    check,
+    check_dtype,
+    check_options,
+    check_same_device,
+    elsewhere,
+    has_kernels,
+    operator,
+    reference,
+)
 from .errors import kind, sentence
 from .segments import Segments, _has_data, _integer
 
@@ -79,10 +90,14 @@ def segment_topk(
                 [ 5,  4]])
     """
     op = "segment_topk"
+    options = {"dim": dim, "largest": largest, "sorted": sorted, "fill_value": fill_value}
+    answer = elsewhere(op, data, segments, k=k, **options)
+    if answer is not NotImplemented:
+        return answer
     segments, dim = check(op, data, segments, dim)
     k = check_topk(data, k, largest, sorted, fill_value)
     if not has_kernels(op, data):
-        return reference().segment_topk(data, segments, k, dim=dim, largest=largest, sorted=sorted, fill_value=fill_value)
+        return reference().segment_topk(data, segments, k, **options)
     return torch.return_types.topk(_topk(data, *segments._parts, k, dim, largest, sorted, fill_value))
 
 
@@ -178,10 +193,14 @@ def segment_quantile(
                 [4., nan, 9.]])
     """
     op = "segment_quantile"
+    options = {"dim": dim, "interpolation": interpolation, "fill_value": fill_value}
+    answer = elsewhere(op, data, segments, q=q, **options)
+    if answer is not NotImplemented:
+        return answer
     segments, dim = check(op, data, segments, dim)
     check_quantile(data, q, interpolation, fill_value)
     if not has_kernels(op, data):
-        return reference().segment_quantile(data, segments, q, dim=dim, interpolation=interpolation, fill_value=fill_value)
+        return reference().segment_quantile(data, segments, q, **options)
     fill = None if fill_value is _NAN else fill_value
     return _quantile(data, *segments._parts, as_tensor(q, data), dim, interpolation, fill)
 
