@@ -20,17 +20,22 @@ class BuildWithNinja(build_ext):
             self.plan = _build.make_plan(ROOT)
             print(*self.plan.summary(), sep="\n", flush=True)
             # Not build_temp, which is new for each editable install: what is up to date is not compiled again.
-            library = _build.build(self.plan, ROOT / "build" / self.plan.key(), verbose=True)
+            module = _build.build(self.plan, ROOT / "build" / self.plan.key(), verbose=True)
         except _build.BuildError as error:
             raise SystemExit(f"error: {error}") from None
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(library, target)
-        _build.write_record(self.plan, target.parent)
+        shutil.copyfile(module, target)
+        self.library = module.with_name(_build.LIBRARY_NAME)
+        self.put_beside(target.parent)
+
+    def put_beside(self, package):
+        shutil.copyfile(self.library, package / _build.LIBRARY_NAME)
+        _build.write_record(self.plan, package)
 
     def copy_extensions_to_source(self):  # of an editable install, whose package is the source folder
         super().copy_extensions_to_source()
-        _build.write_record(self.plan, ROOT / "python" / "fastops")
+        self.put_beside(ROOT / "python" / "fastops")
 
 
 setup(ext_modules=[Extension("fastops._C", sources=[])], cmdclass={"build_ext": BuildWithNinja})

@@ -8,7 +8,7 @@
 namespace py = pybind11;
 
 namespace fastops::host {
-PyMethodDef* python_methods();  // host/python.cpp
+PyMethodDef* python_methods();  // python.cpp
 }
 
 namespace {

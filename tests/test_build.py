@@ -287,10 +287,11 @@ def test_iss79_import_is_silent_anywhere(tmp_path, where):
 def copied(tmp_path):
     """The Python files of the package, with a record and a library that is none."""
     package = tmp_path / "site" / "fastops"
-    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("_C*", "__pycache__"))
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("_C*", _build.LIBRARY_NAME, "__pycache__"))
     record = {"torch_built": torch.__version__, "torch_cuda": torch.version.cuda, "cxx11_abi": True, "source": str(ROOT)}
     (package / _build.RECORD_NAME).write_text(json.dumps(record))
-    (package / _build.LIBRARY_NAME).write_bytes(b"")
+    for name in (_build.MODULE_NAME, _build.LIBRARY_NAME):
+        (package / name).write_bytes(b"")
     return package
 
 
@@ -319,8 +320,9 @@ def test_iss01_the_loader_s_words_do_not_stand_alone(copied):
 
 
 def test_iss79_missing_binary(copied):
-    (copied / _build.LIBRARY_NAME).unlink()
-    assert f"the compiled part {_build.LIBRARY_NAME} is missing from {copied}" in import_error(copied)
+    for name in (_build.LIBRARY_NAME, _build.MODULE_NAME):
+        (copied / name).unlink()
+        assert f"the compiled part {name} is missing from {copied}" in import_error(copied)
     (copied / "_C.cpython-37m-x86_64-linux-gnu.so").write_bytes(b"")
     assert "there is _C.cpython-37m-x86_64-linux-gnu.so, for another Python" in import_error(copied)
 
@@ -403,6 +405,7 @@ def small_tree(tmp_path):
     for name in ("capability.h", "capability.cpp"):
         shutil.copy(ROOT / "csrc" / "cpu" / name, root / "csrc" / "cpu")
     (root / "csrc" / "module.cpp").write_text(MODULE)
+    (root / "csrc" / "python.cpp").write_text("\n")
     (root / "csrc" / "ops.cpp").write_text("\n")
     (root / "csrc" / "cpu" / "x.cpp").write_text(KERNEL.replace("ANSWER", "42"))
     return root

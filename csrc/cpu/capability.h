@@ -61,6 +61,12 @@
 #define FASTOPS_VECTOR_EXTENSION 0
 #endif
 
+#if defined(_WIN32)
+#define FASTOPS_EXPORT __declspec(dllexport)
+#else
+#define FASTOPS_EXPORT __attribute__((visibility("default")))
+#endif
+
 namespace fastops::cpu {
 
 enum class Capability : int { kDefault = 0, kAvx2 = 1, kAvx512 = 2 };
@@ -68,9 +74,10 @@ enum class Capability : int { kDefault = 0, kAvx2 = 1, kAvx512 = 2 };
 // What the processor offers, lowered by the environment variable FASTOPS_CPU_CAPABILITY (default, avx2, avx512), which is
 // read once. A value that is unknown or that the processor lacks never raises it.
 Capability capability();
-const char* capability_name();
+// This and the next are called from the Python module, which is linked with the library.
+FASTOPS_EXPORT const char* capability_name();
 // Why FASTOPS_CPU_CAPABILITY was not followed; empty where it was, or where it is not set.
-const char* capability_note();
+FASTOPS_EXPORT const char* capability_note();
 
 // The copy of a kernel for this processor: choose(default_::reduce, avx2::reduce, avx512::reduce)(arguments).
 // Off x86 only the first exists; the others are declared and, this being inlined, never referred to.

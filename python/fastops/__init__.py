@@ -13,7 +13,7 @@ from typing import Any as _Any
 import torch as _torch  # noqa: F401  (first: the binary needs its libraries)
 
 from . import _native
-from ._native import build_info
+from ._native import build_info, library_path
 from ._offload import offload
 from .errors import DeviceMismatchError
 from .move import segment_broadcast
@@ -40,6 +40,7 @@ __all__ = [
     "DeviceMismatchError",
     "Segments",
     "build_info",
+    "library_path",
     "offload",
     "segment_all",
     "segment_amax",
@@ -88,5 +89,6 @@ def __getattr__(name: str) -> _Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def __dir__() -> list:
-    return sorted([*globals(), "__version__", *_LAZY])
+def __dir__() -> list[str]:
+    """What is offered: none of the modules that it is imported from."""
+    return sorted({*__all__, *_LAZY, "__version__", *(name for name in globals() if name.startswith("__"))})

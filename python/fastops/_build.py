@@ -36,7 +36,10 @@ TOOLKIT_PARENT = Path("/usr/local")
 # Each CPU kernel is compiled once for each, and the copy is chosen at run time. The position is FASTOPS_CAPABILITY.
 CAPABILITIES = ["default", "avx2", "avx512"]
 RECORD_NAME = "_C.json"
-LIBRARY_NAME = "_C" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so")
+# Operators and kernels, of which no part knows Python; and the module, which is linked with it and lies beside it.
+LIBRARY_NAME = {"win32": "fastops.dll", "darwin": "libfastops.dylib"}.get(sys.platform, "libfastops.so")
+IMPORT_LIBRARY_NAME = "fastops.lib"  # what is linked with on Windows
+MODULE_NAME = "_C" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so")
 
 
 class BuildError(RuntimeError):
@@ -291,6 +294,7 @@ class Plan:
     module_flags: list[str]
     nvcc_flags: list[str]
     link_flags: list[str]
+    module_link_flags: list[str]
     capabilities: list[str]  # instruction sets that the CPU kernels are compiled for
 
     @property
@@ -323,6 +327,7 @@ class Plan:
             self.host_flags,
             self.nvcc_flags,
             self.link_flags,
+            self.module_link_flags,
             os.environ.get("NVCC_PREPEND_FLAGS"),
             os.environ.get("NVCC_APPEND_FLAGS"),
         ]
@@ -391,13 +396,13 @@ def make_plan(root: Path, *, this_processor: bool = False) -> Plan:
     if is_msvc(compiler):
         flags = ["/nologo", "/O2", "/EHsc", "/MD", "/permissive-", "/Zc:__cplusplus", "/fp:precise", "/bigobj"]
         kernel_flags = [*flags, "/std:c++20", *(f"/I{path}" for path in sources)]
-        host_flags = [*flags, "/std:c++20", "/openmp", *(f"/I{path}" for path in [*sources, *torch_includes, python_include])]
-        module_flags = [*kernel_flags, f"/I{pybind11_include(torch)}", f"/I{python_include}"]
-        libraries = ["c10.lib", "torch_cpu.lib", "torch.lib", "torch_python.lib"]
-        libraries += ["c10_cuda.lib", "torch_cuda.lib", "cudart.lib"] if toolkit else []
-        folders = [torch.root / "lib", Path(sys.base_prefix) / "libs"]
-        folders += [toolkit.home / "lib" / "x64"] if toolkit else []
-        link_flags = ["/nologo", "/dll", *(f"/LIBPATH:{folder}" for folder in folders), *libraries]
+        host_flags = [*flags, "/std:c++20", "/openmp", *(f"/I{path}" for path in [*sources, *torch_includes])]
+        module_flags = [*host_flags, f"/I{pybind11_include(torch)}", f"/I{python_include}"]
+        torch_link = ["/nologo", "/dll", f"/LIBPATH:{torch.root / 'lib'}", "c10.lib", "torch_cpu.lib", "torch.lib"]
+        link_flags = [*torch_link, f"/implib:{IMPORT_LIBRARY_NAME}"]
+        if toolkit:
+            link_flags += [f"/LIBPATH:{toolkit.home / 'lib' / 'x64'}", "c10_cuda.lib", "torch_cuda.lib", "cudart.lib"]
+        module_link_flags = [*torch_link, f"/LIBPATH:{Path(sys.base_prefix) / 'libs'}", "torch_python.lib"]
         nvcc_host_flags = ["-Xcompiler=/MD,/EHsc,/Zc:__cplusplus"]
     else:
         # No flag here names a processor: capability.h opens target regions inside the files. Products and sums stay
@@ -410,23 +415,28 @@ def make_plan(root: Path, *, this_processor: bool = False) -> Plan:
         kernel_flags = ["-O2", *(["-fvect-cost-model=dynamic"] if gcc else []), "-std=c++20", *flags]
         kernel_flags += [*(f"-I{path}" for path in sources), *extra]
         host_flags = ["-O2", "-std=c++20", *flags, f"-I{sources[0]}", *(f"-isystem{path}" for path in torch_includes)]
-        host_flags.append(f"-isystem{python_include}")
         if sys.platform == "linux":
             host_flags += ["-D_GLIBCXX_USE_CXX11_ABI=1"]
             config = torch.include / "ATen" / "Config.h"
             if "#define AT_PARALLEL_OPENMP 1" in config.read_text("utf-8") and has_openmp(compiler):
                 host_flags += ["-fopenmp"]  # without it at::parallel_for runs on one thread
         host_flags += extra
-        module_flags = ["-O1", "-std=c++17", *flags, f"-I{sources[0]}"]
-        module_flags += [f"-isystem{pybind11_include(torch)}", f"-isystem{python_include}", *extra]
-        shared = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
-        link_flags = [*shared, f"-L{torch.root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
+        module_flags = [f"-isystem{pybind11_include(torch)}", f"-isystem{python_include}", *host_flags, "-O1"]
+        # Each is found by its bare name in the folder of what wants it; torch's own libraries are loaded by then.
+        if sys.platform == "darwin":
+            library = ["-dynamiclib", "-install_name", f"@rpath/{LIBRARY_NAME}"]
+            module = ["-bundle", "-undefined", "dynamic_lookup", "-Wl,-rpath,@loader_path"]
+        else:
+            library, module = ["-shared", f"-Wl,-soname,{LIBRARY_NAME}"], ["-shared", "-Wl,-rpath,$ORIGIN"]
+        torch_link = [f"-L{torch.root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"]
+        link_flags, module_link_flags = [*library, *torch_link], [*module, *torch_link, "-ltorch_python"]
         if "-fopenmp" in host_flags:
             link_flags.insert(0, "-fopenmp")
         if toolkit:
             folder = next((each for each in ("lib64", "lib") if (toolkit.home / each).is_dir()), "lib64")
             link_flags += ["-lc10_cuda", "-ltorch_cuda", f"-L{toolkit.home / folder}", "-lcudart"]
-        link_flags += shlex.split(os.environ.get("LDFLAGS", ""))
+        for each in (link_flags, module_link_flags):
+            each += shlex.split(os.environ.get("LDFLAGS", ""))
         nvcc_host_flags = ["-Xcompiler=-fPIC,-fvisibility=hidden"]
         if os.environ.get("CXX") and len(compiler) == 1:
             nvcc_host_flags.append(f"-ccbin={compiler[0]}")
@@ -454,6 +464,7 @@ def make_plan(root: Path, *, this_processor: bool = False) -> Plan:
         module_flags=module_flags,
         nvcc_flags=nvcc_flags,
         link_flags=link_flags,
+        module_link_flags=module_link_flags,
         capabilities=capabilities,
     )
 
@@ -528,7 +539,8 @@ def generate(plan: Plan, folder: Path) -> list[Unit]:
             write_if_changed(source, text)
             label = f"cpu/{path.name} ({name}{f', part {part + 1} of {parts[1]}' if parts else ''})"
             units.append(Unit("kernel", source, stem, label))
-    units.append(Unit("module", csrc / "module.cpp", "module", "module.cpp"))
+    write_if_changed(generated / "python_module.cpp", '#include "module.cpp"\n#include "python.cpp"\n')
+    units.append(Unit("module", generated / "python_module.cpp", "module", "module.cpp python.cpp"))
     return units
 
 
@@ -560,17 +572,21 @@ def ninja_file(plan: Plan, folder: Path, units: list[Unit]) -> str:
             tail, deps = "-MMD -MF $out.d -c $in -o $out", ["depfile = $out.d", "deps = gcc"]
         lines += [f"rule {kind}", f"  command = {command} {tail}", *(f"  {line}" for line in deps)]
         lines.append("  description = compile $label")
-    link = command_line(plan.link_flags)
-    if plan.msvc:
-        lines += ["rule link", f"  command = link $in {link} /out:$out"]
-    else:
-        lines += ["rule link", f"  command = {command_line(plan.compiler)} $in -o $out {link}"]
-    lines.append("  description = link $out")
-    objects = []
+    for rule, words in (("link", plan.link_flags), ("link_module", plan.module_link_flags)):
+        link = command_line(words)
+        if plan.msvc:
+            lines += [f"rule {rule}", f"  command = link $in {link} /out:$out"]
+        else:
+            lines += [f"rule {rule}", f"  command = {command_line(plan.compiler)} $in -o $out {link}"]
+        lines.append("  description = link $out")
+    of_library, of_module = [], []
     for unit in units:
-        objects.append(f"{unit.object}{suffix}")
-        lines += [f"build {objects[-1]}: {unit.kind} {ninja_path(unit.source)}", f"  label = {unit.label}"]
-    lines += [f"build {LIBRARY_NAME}: link {' '.join(objects)}", f"default {LIBRARY_NAME}"]
+        name = f"{unit.object}{suffix}"
+        (of_module if unit.kind == "module" else of_library).append(name)
+        lines += [f"build {name}: {unit.kind} {ninja_path(unit.source)}", f"  label = {unit.label}"]
+    linked_with, beside = (IMPORT_LIBRARY_NAME, f" | {IMPORT_LIBRARY_NAME}") if plan.msvc else (LIBRARY_NAME, "")
+    lines += [f"build {LIBRARY_NAME}{beside}: link {' '.join(of_library)}"]
+    lines += [f"build {MODULE_NAME}: link_module {' '.join(of_module)} {linked_with}", f"default {MODULE_NAME}"]
     return "\n".join(lines) + "\n"
 
 
@@ -592,7 +608,7 @@ def number_of_jobs() -> int:
 
 
 def build(plan: Plan, folder: Path, *, verbose: bool) -> Path:
-    """Compiles what is out of date in `folder` and returns the library in it.
+    """Compiles what is out of date in `folder` and returns the module in it, beside which the library lies.
 
     `verbose` lets the tools print. Otherwise their output goes to a file, which the error names.
     """
@@ -611,7 +627,7 @@ def build(plan: Plan, folder: Path, *, verbose: bool) -> Path:
             lines = log.read_text("utf-8", errors="replace").splitlines()
             first = next((line.strip() for line in lines if re.search(r"\berror\b|not found", line)), lines[-1])
             raise BuildError(f"fastops could not be compiled: {first} (all that was printed: {log})")
-    return folder / LIBRARY_NAME
+    return folder / MODULE_NAME
 
 
 def write_record(plan: Plan, package: Path) -> None:

@@ -59,13 +59,14 @@ def _load():
 
         return jit.load(), True
     record = _record()
-    library = _PACKAGE / _build.LIBRARY_NAME
-    if not library.is_file():
+    compiled = _PACKAGE / _build.MODULE_NAME
+    missing = next((path for path in (compiled, _PACKAGE / _build.LIBRARY_NAME) if not path.is_file()), None)
+    if missing is not None:
         others = sorted(path.name for pattern in ("_C.*.so", "_C.*.pyd") for path in _PACKAGE.glob(pattern))
         found = f" (there is {', '.join(others)}, for another Python)" if others else ""
         hint = ", or set FASTOPS_JIT=1 to compile at import" if _build.source_root() else ""
         raise ImportError(
-            f"fastops: the compiled part {library.name} is missing from {_PACKAGE}{found}; build it with: "
+            f"fastops: the compiled part {missing.name} is missing from {_PACKAGE}{found}; build it with: "
             f"{rebuild_command(record)}{hint}"
         )
     if record is not None and (difference := _mismatch(record)):
@@ -75,7 +76,7 @@ def _load():
     except ImportError as error:
         built = _flavour(record["torch_built"], record["torch_cuda"]) if record else "an unknown torch (no record)"
         raise ImportError(
-            f"fastops: {library} could not be loaded ({error}); it was built for {built}, and "
+            f"fastops: {compiled} could not be loaded ({error}); it was built for {built}, and "
             f"{_flavour(torch.__version__, torch.version.cuda)} is running; rebuild it with: {rebuild_command(record)}"
         ) from None
     if record is None and (difference := _mismatch(module.build_info())):
@@ -108,5 +109,20 @@ def build_info() -> dict:
         "cpu_capability": _C.cpu_capability(),
         "cpu_capability_note": _C.cpu_capability_note(),
         "jit": _built_at_import,
-        "library": _C.__file__,
+        "library": library_path(),
     }
+
+
+def library_path() -> str:
+    """The shared library with all operators and kernels. It needs torch's C++ libraries, but no Python.
+
+    A C++ program links it or opens it (`dlopen`) and then finds `fastops::segment_sum` and the others in PyTorch's
+    dispatcher, or loads a TorchScript file that calls them. `torch.ops.load_library(path)` is enough for
+    `torch.ops.fastops` in Python, without the functions of this package.
+
+    Example:
+        >>> import os, fastops
+        >>> os.path.isfile(fastops.library_path())
+        True
+    """
+    return str(Path(_C.__file__).with_name(_build.LIBRARY_NAME))

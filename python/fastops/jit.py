@@ -72,19 +72,19 @@ def load(verbose: bool = False):
         folder = cache_folder() / plan.key()
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
-            if verbose or not (folder / _build.LIBRARY_NAME).is_file():
+            if verbose or not (folder / _build.MODULE_NAME).is_file():
                 print(*plan.summary(), f"fastops: compiling in {folder}", sep="\n", file=sys.stderr, flush=True)
-            library = _build.build(plan, folder, verbose=verbose)
+            compiled = _build.build(plan, folder, verbose=verbose)
             _build.write_record(plan, folder)
             if (loaded := sys.modules.get("fastops._C")) is not None:
                 return loaded
-            spec = importlib.util.spec_from_file_location("fastops._C", library)
+            spec = importlib.util.spec_from_file_location("fastops._C", compiled)
             try:
                 module = importlib.util.module_from_spec(spec)
                 spec.loader.exec_module(module)
             except ImportError as error:
                 raise _build.BuildError(
-                    f"{library}, compiled for torch {torch.__version__}, could not be loaded ({error}); is a source missing?"
+                    f"{compiled}, compiled for torch {torch.__version__}, could not be loaded ({error}); is a source missing?"
                 ) from None
             sys.modules["fastops._C"] = module
             return module
