@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Optional, Union
+from typing import Optional
 
 import torch
 from torch import Tensor
 
 from ._dispatch import builtin_of, check, elsewhere, has_kernels, reference
+from ._typing import Array, Grouping
 from .errors import sentence
 from .segments import Segments, _integer
 
@@ -19,8 +20,8 @@ _function = builtin_of(_overload)
 
 
 def segment_broadcast(
-    values: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, num_rows: Optional[int] = None
-) -> Tensor:
+    values: Array, segments: Grouping, *, dim: int = 0, num_rows: Optional[int] = None
+) -> Array:
     """Each row gets the value of its segment.
 
     Equivalent to:

@@ -8,28 +8,24 @@ Rows that belong to no segment (`ignore_index`) get 0 where the result has the r
 
 from __future__ import annotations
 
-from typing import Union
 
-from torch import Tensor
 
 from ._dispatch import operator
-from .segments import Segments
+from ._typing import Array, Grouping, Number, Operator
 
 __all__ = ["segment_softmax", "segment_log_softmax", "segment_logsumexp", "segment_var", "segment_std"]
-
-Number = Union[int, float]
 
 _MINUS_INFINITY = float("-inf")  # the default, compared by identity
 _ONE, _ZERO = 1, 0
 
-_softmax = operator("segment_softmax", ())
-_log_softmax = operator("segment_log_softmax", ())
-_logsumexp = operator("segment_logsumexp")
-_var = operator("segment_var", ("correction", "fill_value"))
-_std = operator("segment_std", ("correction", "fill_value"))
+_softmax: Operator = operator("segment_softmax", ())
+_log_softmax: Operator = operator("segment_log_softmax", ())
+_logsumexp: Operator = operator("segment_logsumexp")
+_var: Operator = operator("segment_var", ("correction", "fill_value"))
+_std: Operator = operator("segment_std", ("correction", "fill_value"))
 
 
-def segment_softmax(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0) -> Tensor:
+def segment_softmax(data: Array, segments: Grouping, *, dim: int = 0) -> Array:
     """The softmax within each segment: positive numbers that add up to 1.
 
     Equivalent to:
@@ -58,7 +54,7 @@ def segment_softmax(data: Tensor, segments: Union[Segments, Tensor], *, dim: int
     return _softmax(data, segments, dim)
 
 
-def segment_log_softmax(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0) -> Tensor:
+def segment_log_softmax(data: Array, segments: Grouping, *, dim: int = 0) -> Array:
     """The logarithm of the softmax within each segment.
 
     Equivalent to:
@@ -85,8 +81,8 @@ def segment_log_softmax(data: Tensor, segments: Union[Segments, Tensor], *, dim:
 
 
 def segment_logsumexp(
-    data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: Number = _MINUS_INFINITY
-) -> Tensor:
+    data: Array, segments: Grouping, *, dim: int = 0, fill_value: Number = _MINUS_INFINITY
+) -> Array:
     """The logarithm of the sum of the exponentials of each segment.
 
     Equivalent to:
@@ -116,13 +112,13 @@ def segment_logsumexp(
 
 
 def segment_var(
-    data: Tensor,
-    segments: Union[Segments, Tensor],
+    data: Array,
+    segments: Grouping,
     *,
     dim: int = 0,
     correction: Number = 1,
     fill_value: Number = 0,
-) -> Tensor:
+) -> Array:
     """The variance of each segment.
 
     Equivalent to:
@@ -156,13 +152,13 @@ def segment_var(
 
 
 def segment_std(
-    data: Tensor,
-    segments: Union[Segments, Tensor],
+    data: Array,
+    segments: Grouping,
     *,
     dim: int = 0,
     correction: Number = 1,
     fill_value: Number = 0,
-) -> Tensor:
+) -> Array:
     """The standard deviation of each segment.
 
     Equivalent to:

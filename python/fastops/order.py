@@ -7,25 +7,24 @@ what is needed beside data and results is a few times as large as they are, howe
 
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import Any
 
-import torch
-from torch import Tensor
 
 from ._dispatch import operator
+from ._typing import Array, Grouping, Number, Operator, PairOperator, ValuesAndIndices, named
 from .segments import Segments
 from .select import _NAN
 
 __all__ = ["segment_sort", "segment_argsort", "segment_nunique", "segment_mode"]
 
-Number = Union[int, float]
-
 _ZERO = 0  # the default, compared by identity
 
-_sort = operator("segment_sort", ("descending",))
-_argsort = operator("segment_argsort", ("descending",))
-_nunique = operator("segment_nunique", result=int)
-_mode = operator("segment_mode")
+_sort: PairOperator = operator("segment_sort", ("descending",))
+_argsort: Operator = operator("segment_argsort", ("descending",))
+_nunique: Operator = operator("segment_nunique", result=int)
+_mode: PairOperator = operator("segment_mode")
+_named_mode = named("mode")
+_named_sort = named("sort")
 
 
 def _trimmed(segments: Any) -> Any:
@@ -35,7 +34,7 @@ def _trimmed(segments: Any) -> Any:
     return segments
 
 
-def segment_sort(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, descending: bool = False) -> Any:
+def segment_sort(data: Array, segments: Grouping, *, dim: int = 0, descending: bool = False) -> ValuesAndIndices[Array]:
     """The rows of each segment in ascending order, and where they come from.
 
     Equivalent to:
@@ -66,11 +65,11 @@ def segment_sort(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 
         (tensor([1., 3., 4., 1., 2., 5., 9.]), tensor([1, 0, 2, 3, 6, 4, 5]))
     """
     if descending is False:
-        return torch.return_types.sort(_sort(data, _trimmed(segments), dim))
-    return torch.return_types.sort(_sort(data, _trimmed(segments), dim, descending))
+        return _named_sort(_sort(data, _trimmed(segments), dim))
+    return _named_sort(_sort(data, _trimmed(segments), dim, descending))
 
 
-def segment_argsort(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, descending: bool = False) -> Tensor:
+def segment_argsort(data: Array, segments: Grouping, *, dim: int = 0, descending: bool = False) -> Array:
     """The row numbers of each segment, in the ascending order of their values.
 
     Equivalent to:
@@ -98,7 +97,7 @@ def segment_argsort(data: Tensor, segments: Union[Segments, Tensor], *, dim: int
     return _argsort(data, _trimmed(segments), dim, descending)
 
 
-def segment_nunique(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: int = 0) -> Tensor:
+def segment_nunique(data: Array, segments: Grouping, *, dim: int = 0, fill_value: int = 0) -> Array:
     """How many different values each segment has.
 
     Equivalent to:
@@ -128,7 +127,7 @@ def segment_nunique(data: Tensor, segments: Union[Segments, Tensor], *, dim: int
     return _nunique(data, segments, dim, fill_value)
 
 
-def segment_mode(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: Number = _NAN) -> Any:
+def segment_mode(data: Array, segments: Grouping, *, dim: int = 0, fill_value: Number = _NAN) -> ValuesAndIndices[Array]:
     """The most frequent value of each segment and the first row that holds it.
 
     Equivalent to:
@@ -158,5 +157,5 @@ def segment_mode(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 
         (tensor([3., nan, 1.]), tensor([ 0, -1,  3]))
     """
     if fill_value is _NAN:
-        return torch.return_types.mode(_mode(data, segments, dim))
-    return torch.return_types.mode(_mode(data, segments, dim, fill_value))
+        return _named_mode(_mode(data, segments, dim))
+    return _named_mode(_mode(data, segments, dim, fill_value))

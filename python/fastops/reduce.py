@@ -19,14 +19,13 @@ Errors are `TypeError` for types, `ValueError` for values and shapes, `IndexErro
 
 from __future__ import annotations
 
-from typing import Any, Optional, Union
+from typing import Optional
 
 import torch
-from torch import Tensor
 
 from ._dispatch import operator, promoted
+from ._typing import Array, Grouping, Number, Operator, PairOperator, ValuesAndIndices, named
 from ._weighted import weighted_mean, weighted_sum
-from .segments import Segments
 
 __all__ = [
     "segment_sum",
@@ -42,34 +41,34 @@ __all__ = [
     "segment_all",
 ]
 
-Number = Union[int, float]
-
 # The default values, which are compared by identity: that is quick, and true for nothing but what must not be looked
 # at.
 _ZERO, _ONE, _NO_ROW = 0, 1, -1
 
-_sum = operator("segment_sum", ("dtype", "fill_value"), promoted)
-_mean = operator("segment_mean", ("dtype", "fill_value"))
-_prod = operator("segment_prod", ("dtype", "fill_value"), promoted)
-_amax = operator("segment_amax")
-_amin = operator("segment_amin")
-_max = operator("segment_max")
-_min = operator("segment_min")
-_argmax = operator("segment_argmax", result=int)
-_argmin = operator("segment_argmin", result=int)
-_any = operator("segment_any", result=bool)
-_all = operator("segment_all", result=bool)
+_sum: Operator = operator("segment_sum", ("dtype", "fill_value"), promoted)
+_mean: Operator = operator("segment_mean", ("dtype", "fill_value"))
+_prod: Operator = operator("segment_prod", ("dtype", "fill_value"), promoted)
+_amax: Operator = operator("segment_amax")
+_amin: Operator = operator("segment_amin")
+_max: PairOperator = operator("segment_max")
+_min: PairOperator = operator("segment_min")
+_argmax: Operator = operator("segment_argmax", result=int)
+_argmin: Operator = operator("segment_argmin", result=int)
+_any: Operator = operator("segment_any", result=bool)
+_all: Operator = operator("segment_all", result=bool)
+_named_max = named("max")
+_named_min = named("min")
 
 
 def segment_sum(
-    data: Tensor,
-    segments: Union[Segments, Tensor],
+    data: Array,
+    segments: Grouping,
     *,
     dim: int = 0,
     dtype: Optional[torch.dtype] = None,
     fill_value: Number = 0,
-    weight: Optional[Tensor] = None,
-) -> Tensor:
+    weight: Optional[Array] = None,
+) -> Array:
     """The sum of each segment.
 
     Equivalent to:
@@ -113,14 +112,14 @@ def segment_sum(
 
 
 def segment_mean(
-    data: Tensor,
-    segments: Union[Segments, Tensor],
+    data: Array,
+    segments: Grouping,
     *,
     dim: int = 0,
     dtype: Optional[torch.dtype] = None,
     fill_value: Number = 0,
-    weight: Optional[Tensor] = None,
-) -> Tensor:
+    weight: Optional[Array] = None,
+) -> Array:
     """The mean of each segment.
 
     Equivalent to:
@@ -157,13 +156,13 @@ def segment_mean(
 
 
 def segment_prod(
-    data: Tensor,
-    segments: Union[Segments, Tensor],
+    data: Array,
+    segments: Grouping,
     *,
     dim: int = 0,
     dtype: Optional[torch.dtype] = None,
     fill_value: Number = 1,
-) -> Tensor:
+) -> Array:
     """The product of each segment.
 
     Equivalent to:
@@ -193,7 +192,7 @@ def segment_prod(
     return _prod(data, segments, dim, dtype, fill_value)
 
 
-def segment_amax(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: Number = 0) -> Tensor:
+def segment_amax(data: Array, segments: Grouping, *, dim: int = 0, fill_value: Number = 0) -> Array:
     """The maximum of each segment; rows that tie share the gradient.
 
     Equivalent to:
@@ -222,7 +221,7 @@ def segment_amax(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 
     return _amax(data, segments, dim, fill_value)
 
 
-def segment_amin(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: Number = 0) -> Tensor:
+def segment_amin(data: Array, segments: Grouping, *, dim: int = 0, fill_value: Number = 0) -> Array:
     """The minimum of each segment; rows that tie share the gradient.
 
     Equivalent to:
@@ -251,7 +250,7 @@ def segment_amin(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 
     return _amin(data, segments, dim, fill_value)
 
 
-def segment_max(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: Number = 0) -> Any:
+def segment_max(data: Array, segments: Grouping, *, dim: int = 0, fill_value: Number = 0) -> ValuesAndIndices[Array]:
     """The maximum of each segment and the row that holds it.
 
     Equivalent to:
@@ -279,11 +278,11 @@ def segment_max(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0
         (tensor([4., 0., 9.]), tensor([ 2, -1,  5]))
     """
     if fill_value is _ZERO:
-        return torch.return_types.max(_max(data, segments, dim))
-    return torch.return_types.max(_max(data, segments, dim, fill_value))
+        return _named_max(_max(data, segments, dim))
+    return _named_max(_max(data, segments, dim, fill_value))
 
 
-def segment_min(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: Number = 0) -> Any:
+def segment_min(data: Array, segments: Grouping, *, dim: int = 0, fill_value: Number = 0) -> ValuesAndIndices[Array]:
     """The minimum of each segment and the row that holds it.
 
     Equivalent to:
@@ -311,11 +310,11 @@ def segment_min(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0
         (tensor([1., 0., 1.]), tensor([ 1, -1,  3]))
     """
     if fill_value is _ZERO:
-        return torch.return_types.min(_min(data, segments, dim))
-    return torch.return_types.min(_min(data, segments, dim, fill_value))
+        return _named_min(_min(data, segments, dim))
+    return _named_min(_min(data, segments, dim, fill_value))
 
 
-def segment_argmax(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: int = -1) -> Tensor:
+def segment_argmax(data: Array, segments: Grouping, *, dim: int = 0, fill_value: int = -1) -> Array:
     """The row that holds the maximum of each segment.
 
     Equivalent to:
@@ -343,7 +342,7 @@ def segment_argmax(data: Tensor, segments: Union[Segments, Tensor], *, dim: int 
     return _argmax(data, segments, dim, fill_value)
 
 
-def segment_argmin(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: int = -1) -> Tensor:
+def segment_argmin(data: Array, segments: Grouping, *, dim: int = 0, fill_value: int = -1) -> Array:
     """The row that holds the minimum of each segment.
 
     Equivalent to:
@@ -371,7 +370,7 @@ def segment_argmin(data: Tensor, segments: Union[Segments, Tensor], *, dim: int 
     return _argmin(data, segments, dim, fill_value)
 
 
-def segment_any(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: bool = False) -> Tensor:
+def segment_any(data: Array, segments: Grouping, *, dim: int = 0, fill_value: bool = False) -> Array:
     """Whether a segment has a row that is not zero.
 
     Equivalent to:
@@ -396,7 +395,7 @@ def segment_any(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0
     return _any(data, segments, dim, fill_value)
 
 
-def segment_all(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: bool = True) -> Tensor:
+def segment_all(data: Array, segments: Grouping, *, dim: int = 0, fill_value: bool = True) -> Array:
     """Whether no row of a segment is zero.
 
     Equivalent to:

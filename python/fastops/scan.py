@@ -13,32 +13,33 @@ float16 and bfloat16 are scanned in float32 and rounded once; on the CPU sums an
 
 from __future__ import annotations
 
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import torch
-from torch import Tensor
 
 from ._dispatch import operator
-from .segments import Segments
+from ._typing import Array, Grouping, Operator, PairOperator, ValuesAndIndices, named
 
 __all__ = ["segment_cumsum", "segment_cumprod", "segment_cummax", "segment_cummin", "segment_logcumsumexp"]
 
-_cumsum = operator("segment_cumsum", ("dtype", "exclusive", "reverse"))
-_cumprod = operator("segment_cumprod", ("dtype", "exclusive", "reverse"))
-_cummax = operator("segment_cummax", ("exclusive", "reverse"))
-_cummin = operator("segment_cummin", ("exclusive", "reverse"))
-_logcumsumexp = operator("segment_logcumsumexp", ("exclusive", "reverse"))
+_cumsum: Operator = operator("segment_cumsum", ("dtype", "exclusive", "reverse"))
+_cumprod: Operator = operator("segment_cumprod", ("dtype", "exclusive", "reverse"))
+_cummax: PairOperator = operator("segment_cummax", ("exclusive", "reverse"))
+_cummin: PairOperator = operator("segment_cummin", ("exclusive", "reverse"))
+_logcumsumexp: Operator = operator("segment_logcumsumexp", ("exclusive", "reverse"))
+_named_cummax = named("cummax")
+_named_cummin = named("cummin")
 
 
 def segment_cumsum(
-    data: Tensor,
-    segments: Union[Segments, Tensor],
+    data: Array,
+    segments: Grouping,
     *,
     dim: int = 0,
     dtype: Optional[torch.dtype] = None,
     exclusive: bool = False,
     reverse: bool = False,
-) -> Tensor:
+) -> Array:
     """The sum of the rows up to each row of a segment.
 
     Equivalent to:
@@ -71,14 +72,14 @@ def segment_cumsum(
 
 
 def segment_cumprod(
-    data: Tensor,
-    segments: Union[Segments, Tensor],
+    data: Array,
+    segments: Grouping,
     *,
     dim: int = 0,
     dtype: Optional[torch.dtype] = None,
     exclusive: bool = False,
     reverse: bool = False,
-) -> Tensor:
+) -> Array:
     """The product of the rows up to each row of a segment.
 
     Equivalent to:
@@ -111,8 +112,8 @@ def segment_cumprod(
 
 
 def segment_cummax(
-    data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, exclusive: bool = False, reverse: bool = False
-) -> Any:
+    data: Array, segments: Grouping, *, dim: int = 0, exclusive: bool = False, reverse: bool = False
+) -> ValuesAndIndices[Array]:
     """The maximum of the rows up to each row of a segment, and the row that holds it.
 
     Equivalent to:
@@ -142,12 +143,12 @@ def segment_cummax(
         >>> values, indices
         (tensor([3., 3., 4., 1., 5., 9., 9.]), tensor([0, 0, 2, 3, 4, 5, 5]))
     """
-    return torch.return_types.cummax(_run(_cummax, data, segments, dim, exclusive, reverse))
+    return _named_cummax(_run(_cummax, data, segments, dim, exclusive, reverse))
 
 
 def segment_cummin(
-    data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, exclusive: bool = False, reverse: bool = False
-) -> Any:
+    data: Array, segments: Grouping, *, dim: int = 0, exclusive: bool = False, reverse: bool = False
+) -> ValuesAndIndices[Array]:
     """The minimum of the rows up to each row of a segment, and the row that holds it.
 
     Equivalent to:
@@ -177,12 +178,12 @@ def segment_cummin(
         >>> values, indices
         (tensor([3., 1., 1., 1., 1., 1., 1.]), tensor([0, 1, 1, 3, 3, 3, 3]))
     """
-    return torch.return_types.cummin(_run(_cummin, data, segments, dim, exclusive, reverse))
+    return _named_cummin(_run(_cummin, data, segments, dim, exclusive, reverse))
 
 
 def segment_logcumsumexp(
-    data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, exclusive: bool = False, reverse: bool = False
-) -> Tensor:
+    data: Array, segments: Grouping, *, dim: int = 0, exclusive: bool = False, reverse: bool = False
+) -> Array:
     """The logarithm of the sum of exponentials of the rows up to each row of a segment.
 
     Equivalent to:
@@ -210,7 +211,7 @@ def segment_logcumsumexp(
     return _run(_logcumsumexp, data, segments, dim, exclusive, reverse)
 
 
-def _run(operation: Any, data: Tensor, segments: Union[Segments, Tensor], dim: int, exclusive: bool, reverse: bool) -> Any:
+def _run(operation: Any, data: Array, segments: Grouping, dim: int, exclusive: bool, reverse: bool) -> Any:
     if exclusive is False and reverse is False:
         return operation(data, segments, dim)
     return operation(data, segments, dim, exclusive, reverse)

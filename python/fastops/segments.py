@@ -308,6 +308,7 @@ class Segments:
 
     @property
     def device(self) -> torch.device:
+        """Where the tensors of the grouping live."""
         return self._device
 
     def __repr__(self) -> str:

@@ -24,35 +24,36 @@ from ._dispatch import (
     operator,
     reference,
 )
+from ._typing import Array, Grouping, Number, Operator, PairOperator, ValuesAndIndices, named
 from .errors import kind, sentence
-from .segments import Segments, _has_data, _integer
+from .segments import _has_data, _integer
 
 __all__ = ["segment_topk", "segment_median", "segment_quantile", "segment_first", "segment_last"]
-
-Number = Union[int, float]
 
 INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 _NAN = float("nan")  # the default, compared by identity: integers cannot hold it
 _ZERO = 0
 
-_median = operator("segment_median")
-_first = operator("segment_first")
-_last = operator("segment_last")
+_median: PairOperator = operator("segment_median")
+_first: Operator = operator("segment_first")
+_last: Operator = operator("segment_last")
 _topk = torch.ops.fastops.segment_topk.default
 _quantile = torch.ops.fastops.segment_quantile.default
+_named_median = named("median")
+_named_topk = named("topk")
 
 
 def segment_topk(
-    data: Tensor,
-    segments: Union[Segments, Tensor],
+    data: Array,
+    segments: Grouping,
     k: int,
     *,
     dim: int = 0,
     largest: bool = True,
     sorted: bool = True,
     fill_value: Number = 0,
-) -> Any:
+) -> ValuesAndIndices[Array]:
     """The `k` greatest rows of each segment, or the least, and where they are.
 
     Equivalent to:
@@ -98,7 +99,7 @@ def segment_topk(
     k = check_topk(data, k, largest, sorted, fill_value)
     if not has_kernels(op, data):
         return reference().segment_topk(data, segments, k, **options)
-    return torch.return_types.topk(_topk(data, *segments._parts, k, dim, largest, sorted, fill_value))
+    return _named_topk(_topk(data, *segments._parts, k, dim, largest, sorted, fill_value))
 
 
 def check_topk(data: Tensor, k: Any, largest: Any, sorted: Any, fill_value: Any) -> int:
@@ -115,7 +116,7 @@ def check_topk(data: Tensor, k: Any, largest: Any, sorted: Any, fill_value: Any)
     return k
 
 
-def segment_median(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: Number = _NAN) -> Any:
+def segment_median(data: Array, segments: Grouping, *, dim: int = 0, fill_value: Number = _NAN) -> ValuesAndIndices[Array]:
     """The median of each segment and the row that holds it.
 
     Equivalent to:
@@ -145,19 +146,19 @@ def segment_median(data: Tensor, segments: Union[Segments, Tensor], *, dim: int 
         (tensor([3., nan, 2.]), tensor([ 0, -1,  6]))
     """
     if fill_value is _NAN:
-        return torch.return_types.median(_median(data, segments, dim))
-    return torch.return_types.median(_median(data, segments, dim, fill_value))
+        return _named_median(_median(data, segments, dim))
+    return _named_median(_median(data, segments, dim, fill_value))
 
 
 def segment_quantile(
-    data: Tensor,
-    segments: Union[Segments, Tensor],
-    q: Union[Number, Tensor],
+    data: Array,
+    segments: Grouping,
+    q: Union[Number, Array],
     *,
     dim: int = 0,
     interpolation: str = "linear",
     fill_value: Number = _NAN,
-) -> Tensor:
+) -> Array:
     """The quantiles of each segment: what a share of `q` of its rows is not above.
 
     Equivalent to:
@@ -240,7 +241,7 @@ def as_tensor(q: Any, like: Tensor) -> Tensor:
     return torch.full((), float(q) if isinstance(q, numbers.Real) else q, dtype=torch.float64, device=like.device)
 
 
-def segment_first(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: Number = 0) -> Tensor:
+def segment_first(data: Array, segments: Grouping, *, dim: int = 0, fill_value: Number = 0) -> Array:
     """The first row of each segment.
 
     Equivalent to:
@@ -270,7 +271,7 @@ def segment_first(data: Tensor, segments: Union[Segments, Tensor], *, dim: int =
     return _first(data, segments, dim, fill_value)
 
 
-def segment_last(data: Tensor, segments: Union[Segments, Tensor], *, dim: int = 0, fill_value: Number = 0) -> Tensor:
+def segment_last(data: Array, segments: Grouping, *, dim: int = 0, fill_value: Number = 0) -> Array:
     """The last row of each segment.
 
     Equivalent to:
