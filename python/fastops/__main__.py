@@ -36,7 +36,7 @@ INTERPRETER = 1e-3  # seconds
 SHOWN_FAILURES = 3  # of an operation; --json has all
 
 
-def main(arguments: Optional[list] = None) -> int:
+def main(arguments: Optional[list[Any]] = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser("python -m fastops", description=__doc__.splitlines()[0])
     parser.set_defaults(run=add_check(parser))
@@ -100,7 +100,7 @@ def is_cuda(device: str) -> bool:
     return torch.device(device).type == "cuda"
 
 
-def build_lines() -> list:
+def build_lines() -> list[Any]:
     info = build_info()
     lines = [f"fastops {info['version']}, built for torch {info['torch_built']} with {info['compiler']}"]
     if info["cuda"]:
@@ -113,7 +113,7 @@ def build_lines() -> list:
     return lines
 
 
-def find_devices() -> list:
+def find_devices() -> list[Any]:
     """(name, description, why fastops cannot use it or "") of each device."""
     found = [("cpu", f"{torch.get_num_threads()} threads", "")]
     if torch.cuda.is_available():
@@ -154,7 +154,7 @@ class Inputs:
         some = testing.make_data((min(rows, 10_000), FEATURES), torch.float32, kind=kind).to(self.device)
         return some.repeat(-(-rows // some.size(0)), 1)[:rows].contiguous()
 
-    def facts(self) -> dict:
+    def facts(self) -> dict[str, Any]:
         return {
             "rows": self.segments.num_rows,
             "segments": self.segments.num_segments,
@@ -175,7 +175,7 @@ class Inputs:
         return text
 
 
-def examine(op: registry.Op, device: str, inputs: Inputs) -> dict:
+def examine(op: registry.Op, device: str, inputs: Inputs) -> dict[str, Any]:
     """Values first: what is wrong is not timed."""
     checks, failures = compare_with_reference(op, device)
     result: dict[str, Any] = {"name": op.name, "device": device, "checks": checks, "failures": failures}
@@ -206,7 +206,7 @@ def examine(op: registry.Op, device: str, inputs: Inputs) -> dict:
     return result
 
 
-def compare_with_reference(op: registry.Op, device: str) -> tuple:
+def compare_with_reference(op: registry.Op, device: str) -> tuple[Any, ...]:
     """How many calls were compared, and what is wrong with those that differ."""
     checks, failures = 0, []
     for dtype in DTYPES:
@@ -254,7 +254,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _as_tuple(result: Any) -> tuple:
+def _as_tuple(result: Any) -> tuple[Any, ...]:
     return tuple(result) if isinstance(result, tuple) else (result,)
 
 
@@ -269,7 +269,7 @@ def heading(device: str) -> str:
     return text
 
 
-def line(result: dict) -> str:
+def line(result: dict[str, Any]) -> str:
     if result["failures"]:
         return f"{result['name']:18} {'FAILED':>9}"
     text = (

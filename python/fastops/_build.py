@@ -26,6 +26,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 MINIMUM_TORCH = (2, 11)
 # One for each family of machines in use, cut to what the toolkit knows; the last one's PTX runs on all that follow.
@@ -53,7 +54,7 @@ def source_root() -> Path | None:
 
 
 def package_version(root: Path) -> str:
-    return re.search(r'^version = "(.+)"', (root / "pyproject.toml").read_text("utf-8"), re.M)[1]
+    return re.findall(r'^version = "(.+)"', (root / "pyproject.toml").read_text("utf-8"), re.M)[0]
 
 
 # torch ---------------------------------------------------------------------------------------------------------------
@@ -202,8 +203,8 @@ def find_toolkits(torch_cuda: str) -> list[Toolkit]:
         candidates = [Path(found)] if (found := shutil.which("nvcc")) else []
         for folder in (f"cuda-{torch_cuda}", f"cuda-{torch_cuda.split('.')[0]}", "cuda"):
             candidates.append(TOOLKIT_PARENT / folder / "bin" / name)
-    found = [toolkit_of(nvcc) for nvcc in candidates if nvcc.is_file()]
-    return list(dict.fromkeys(toolkit for toolkit in found if toolkit))
+    toolkits = [toolkit_of(nvcc) for nvcc in candidates if nvcc.is_file()]
+    return list(dict.fromkeys(toolkit for toolkit in toolkits if toolkit))
 
 
 def choose_toolkit(torch: Torch) -> tuple[Toolkit | None, str]:
@@ -246,8 +247,8 @@ def visible_architectures() -> list[str]:
 
 def choose_architectures(toolkit: Toolkit) -> list[str]:
     """TORCH_CUDA_ARCH_LIST as it stands; else the GPUs of this machine; else the default list. The last two end in PTX."""
-    known = re.findall(r"^sm_(\d+)(\d)$", output_of(str(toolkit.nvcc), "--list-gpu-code"), re.M)
-    known = {f"{major}.{minor}" for major, minor in known}
+    numbers = re.findall(r"^sm_(\d+)(\d)$", output_of(str(toolkit.nvcc), "--list-gpu-code"), re.M)
+    known = {f"{major}.{minor}" for major, minor in numbers}
     wanted = re.split(r"[;,\s]+", os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip(" ;,"))
     if wanted == [""]:
         chosen = [arch for arch in visible_architectures() or DEFAULT_ARCHITECTURES if arch in known]
@@ -258,7 +259,7 @@ def choose_architectures(toolkit: Toolkit) -> list[str]:
     for arch in wanted:
         if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", arch):
             raise BuildError(f"TORCH_CUDA_ARCH_LIST must read like 8.0;9.0+PTX, but got {arch}")
-        if re.match(r"\d+\.\d", arch)[0] not in known:
+        if re.findall(r"\d+\.\d", arch)[0] not in known:
             raise BuildError(
                 f"TORCH_CUDA_ARCH_LIST has {arch}, but {toolkit} knows {', '.join(sorted(known, key=float))} only"
             )
@@ -301,7 +302,7 @@ class Plan:
     def msvc(self) -> bool:
         return is_msvc(self.compiler)
 
-    def facts(self) -> dict:
+    def facts(self) -> dict[str, Any]:
         """What the binary and the record beside it tell."""
         return {
             "version": package_version(self.root),
@@ -367,8 +368,8 @@ def pybind11_include(torch: Torch) -> str:
 def processor_capability() -> str | None:
     """The best instruction set of this processor, lowered by FASTOPS_CPU_CAPABILITY; None if it cannot be told."""
     try:
-        flags = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text("utf-8"), re.M)[1].split())
-    except (OSError, TypeError):
+        flags = set(re.findall(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text("utf-8"), re.M)[0].split())
+    except (OSError, IndexError):
         return None
     best = 0
     if flags >= {"avx2", "fma", "f16c", "bmi1", "bmi2"}:
@@ -559,9 +560,9 @@ def ninja_file(plan: Plan, folder: Path, units: list[Unit]) -> str:
     include = f"{'/I' if plan.msvc else '-I'}{folder / 'generated'}"
     lines = ["ninja_required_version = 1.5"]
     for kind, words in flags.items():
-        if kind == "cuda" and not plan.toolkit:
-            continue
         if kind == "cuda":
+            if plan.toolkit is None:
+                continue
             command = command_line([str(plan.toolkit.nvcc), "-DFASTOPS_WITH_CUDA=1", *words, f"-I{folder / 'generated'}"])
             tail, deps = "-MMD -MF $out.d -c $in -o $out", ["depfile = $out.d", "deps = gcc"]
         elif plan.msvc:
@@ -579,7 +580,8 @@ def ninja_file(plan: Plan, folder: Path, units: list[Unit]) -> str:
         else:
             lines += [f"rule {rule}", f"  command = {command_line(plan.compiler)} $in -o $out {link}"]
         lines.append("  description = link $out")
-    of_library, of_module = [], []
+    of_library: list[str] = []
+    of_module: list[str] = []
     for unit in units:
         name = f"{unit.object}{suffix}"
         (of_module if unit.kind == "module" else of_library).append(name)

@@ -8,6 +8,8 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch  # before _C: it brings the libraries that _C is linked with
 
@@ -20,7 +22,7 @@ def _flavour(version: str, cuda: str | None) -> str:
     return f"torch {version} ({f'CUDA {cuda}' if cuda else 'without CUDA'})"
 
 
-def rebuild_command(record: dict | None = None, *, cuda: bool = False) -> str:
+def rebuild_command(record: dict[str, Any] | None = None, *, cuda: bool = False) -> str:
     """The command that compiles fastops for the torch of this environment; `cuda` insists on CUDA kernels."""
     root = _build.source_root() or (record or _record() or {}).get("source")
     if root is None or not Path(root).is_dir():
@@ -32,14 +34,14 @@ def rebuild_command(record: dict | None = None, *, cuda: bool = False) -> str:
     return f"{prefix}{shlex.quote(sys.executable)} -m pip install --force-reinstall --no-deps {editable}{source}"
 
 
-def _record() -> dict | None:
+def _record() -> dict[str, Any] | None:
     try:
         return json.loads((_PACKAGE / _build.RECORD_NAME).read_text("utf-8"))
     except (OSError, ValueError):
         return None
 
 
-def _mismatch(record: dict) -> str | None:
+def _mismatch(record: dict[str, Any]) -> str | None:
     """What differs between the torch that was built for and the one that runs, as a sentence."""
     abi = bool(torch._C._GLIBCXX_USE_CXX11_ABI)
     built = (record["torch_built"].split("+")[0], record["torch_cuda"] or None, bool(record["cxx11_abi"]))
@@ -53,7 +55,8 @@ def _mismatch(record: dict) -> str | None:
     )
 
 
-def _load():
+def _load() -> tuple[ModuleType, bool]:
+    """The module, and whether it was compiled just now."""
     if os.environ.get("FASTOPS_JIT") == "1":
         from . import jit
 
@@ -84,11 +87,12 @@ def _load():
     return module, False
 
 
+_C: Any
 _C, _built_at_import = _load()
 _facts = _C.build_info()
 
 
-def build_info() -> dict:
+def build_info() -> dict[str, Any]:
     """What this fastops was built for and with, and what it runs with.
 
     `cuda` says whether the CUDA kernels are in; where they are not, `cuda_reason` says why. `architectures` are the

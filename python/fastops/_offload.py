@@ -20,7 +20,7 @@ import warnings
 from collections import deque
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Generator, Optional, Sequence, Union
 
 import numpy as np
 import torch
@@ -170,7 +170,7 @@ class _Costs:
 class _Call:
     """An operation, what it is called with, and its result as far as it is known."""
 
-    def __init__(self, op: Any, data: Any, segments: Any, options: dict) -> None:
+    def __init__(self, op: Any, data: Any, segments: Any, options: dict[str, Any]) -> None:
         self.op, self.function, options = _find_operation(op, options)
         name, first = self.op.name, "values" if self.op.takes_values else "data"
         data = _in_host_memory(name, first, data)
@@ -186,7 +186,7 @@ class _Call:
         self.data = data.detach()
         self.options = options
         self.expected = self._ask()
-        self.joined: Optional[tuple] = None  # of the parts of a segment so far: rows and results
+        self.joined: Optional[tuple[Any, ...]] = None  # of the parts of a segment so far: rows and results
 
     def _ask(self) -> list[Tensor]:
         """What the results will be. The operation itself says so, and what is wrong with its arguments, when it is asked on
@@ -213,10 +213,10 @@ class _Call:
         """Whether the result has an entry for each segment, not for each row."""
         return not self.op.per_row and not self.op.takes_values
 
-    def options_on(self, device: Any) -> dict:
+    def options_on(self, device: Any) -> dict[str, Any]:
         return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in self.options.items()}
 
-    def run(self, data: Tensor, segments: Segments, weight: Optional[Tensor], options: dict) -> Any:
+    def run(self, data: Tensor, segments: Segments, weight: Optional[Tensor], options: dict[str, Any]) -> Any:
         weighted = {} if weight is None else {"weight": weight}
         return self.function(data, segments, dim=self.dim, **options, **weighted)
 
@@ -301,8 +301,9 @@ class _Call:
             brought.append(_bring(buffer, self.weight, 0, chunk.begin, chunk.num_rows, self.order))
         return brought
 
-    def results_of(self, chunk: _Chunk, inputs: list[Tensor], options: dict) -> tuple:
-        offsets, data, weight = (*inputs, None)[:3]
+    def results_of(self, chunk: _Chunk, inputs: list[Tensor], options: dict[str, Any]) -> tuple[Any, ...]:
+        offsets, data = inputs[:2]
+        weight = inputs[2] if len(inputs) > 2 else None
         if chunk.is_part and self._widens:
             data, weight, options = self._widen(data, weight, options)
         results = self.run(data, _new(offsets, None, None, chunk.num_rows), weight, options)
@@ -313,7 +314,7 @@ class _Call:
         """Whether parts are taken in a wider dtype than that of the result, to be rounded when all are joined."""
         return self.op.name in _WIDE and self.expected[0].dtype in (torch.float16, torch.bfloat16, torch.float32)
 
-    def _widen(self, data: Tensor, weight: Optional[Tensor], options: dict) -> tuple:
+    def _widen(self, data: Tensor, weight: Optional[Tensor], options: dict[str, Any]) -> tuple[Any, ...]:
         """What a part is called with. Its rows become what the operation makes of them first, and only then float64."""
         data, weight = data.to(self.expected[0].dtype).double(), None if weight is None else weight.float()
         return data, weight, {name: value for name, value in options.items() if name != "dtype"}
@@ -356,11 +357,11 @@ class _Call:
         return self.kind(self.totals) if issubclass(self.kind, tuple) else self.totals[0]
 
 
-def _find_operation(op: Any, options: dict) -> tuple[Op, Callable[..., Any], dict]:
+def _find_operation(op: Any, options: dict[str, Any]) -> tuple[Op, Callable[..., Any], dict]:
     """The row of the operation, its function, and all that it is called with by name."""
     from . import registry
 
-    bound: dict = {}
+    bound: dict[str, Any] = {}
     if isinstance(op, registry.Op):
         op = op.fn
     if isinstance(op, functools.partial):
@@ -408,7 +409,7 @@ def _in_host_memory(op: str, argument: str, data: Any) -> Tensor:
     return data
 
 
-def find_device(op: str, device: Any, types: tuple, requirement: str, remedy: str = "") -> torch.device:
+def find_device(op: str, device: Any, types: tuple[Any, ...], requirement: str, remedy: str = "") -> torch.device:
     """The device that is meant, of one of these types; whether it is there is not asked."""
     try:
         found = torch.device(device)
@@ -454,7 +455,7 @@ def _bytes_along(tensor: Tensor, dim: int) -> int:
 
 
 def _bar(call: _Call, progress: bool) -> Any:
-    from tqdm import tqdm
+    from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
     total = int(call.offsets[-1])
     return tqdm(total=total, desc=call.op.name, unit=" rows", unit_scale=True, delay=PATIENCE, disable=not progress)
@@ -463,7 +464,7 @@ def _bar(call: _Call, progress: bool) -> Any:
 # ---- parts of a segment that is too large ----
 
 
-def _join(call: _Call, one: tuple, other: tuple) -> tuple:
+def _join(call: _Call, one: tuple[Any, ...], other: tuple) -> tuple:
     """Rows and results of two parts, of which the second has the later rows."""
     (rows, results), (more, others) = one, other
     pairs = [torch.cat(pair, call.dim) for pair in zip(results, others)]
@@ -539,7 +540,7 @@ def _bring(buffer: Optional[_Buffer], tensor: Tensor, dim: int, begin: int, coun
     return torch.index_select(tensor, dim, order[begin : begin + count], out=out)
 
 
-def _through_cpu(call: _Call, chunks: list[_Chunk]) -> Iterator[tuple]:
+def _through_cpu(call: _Call, chunks: list[_Chunk]) -> Generator[tuple[Any, ...], None, None]:
     buffer = None if call.order is None else _Buffer(_largest(chunks), pinned=False)
     for chunk in chunks:
         if buffer is not None:
@@ -547,7 +548,7 @@ def _through_cpu(call: _Call, chunks: list[_Chunk]) -> Iterator[tuple]:
         yield chunk, call.results_of(chunk, call.bring(chunk, buffer), call.options)
 
 
-def _through_cuda(call: _Call, chunks: list[_Chunk], device: torch.device) -> Iterator[tuple]:
+def _through_cuda(call: _Call, chunks: list[_Chunk], device: torch.device) -> Generator[tuple[Any, ...], None, None]:
     """(chunk, results) of each chunk, in order. The results are in a buffer, until the next ones are asked for."""
     options = call.options_on(device)
     ways = [_Way(device, _largest(chunks)) for _ in chunks[:2]]
@@ -581,7 +582,7 @@ class _Way:
         with torch.cuda.device(device):
             self.buffer = _Buffer(num_bytes, pinned=True)
 
-    def start(self, call: _Call, chunk: _Chunk, options: dict) -> None:
+    def start(self, call: _Call, chunk: _Chunk, options: dict[str, Any]) -> None:
         self.chunk, self.buffer.used = chunk, 0
         here = call.bring(chunk, self.buffer)
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
@@ -592,6 +593,6 @@ class _Way:
                 back.copy_(result, non_blocking=True)
             self.done.record(self.stream)
 
-    def finish(self) -> tuple:
+    def finish(self) -> tuple[Any, ...]:
         self.done.synchronize()
         return self.chunk, self.back

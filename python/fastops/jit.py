@@ -13,6 +13,8 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
+from typing import Iterator
 
 import torch  # before the library: it brings what that is linked with
 
@@ -31,10 +33,10 @@ def cache_folder() -> Path:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path):
+def _locked(folder: Path) -> Iterator[None]:
     """One process at a time. The operating system drops the lock with the process that holds it, so none goes stale."""
     with (folder / "lock").open("a+b") as stream:
-        if os.name == "nt":
+        if sys.platform == "win32":
             import msvcrt
 
             while True:
@@ -51,7 +53,7 @@ def _locked(folder: Path):
         yield
 
 
-def load(verbose: bool = False):
+def load(verbose: bool = False) -> ModuleType:
     """Compiles what changed since the last time and returns the module `fastops._C`.
 
     Operators register once in a process: where a library is loaded already, what is compiled here serves the next process
@@ -79,6 +81,7 @@ def load(verbose: bool = False):
             if (loaded := sys.modules.get("fastops._C")) is not None:
                 return loaded
             spec = importlib.util.spec_from_file_location("fastops._C", compiled)
+            assert spec is not None and spec.loader is not None  # as for all files with the suffix of a module
             try:
                 module = importlib.util.module_from_spec(spec)
                 spec.loader.exec_module(module)

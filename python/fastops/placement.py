@@ -240,7 +240,7 @@ def _words(where: BreakEven) -> str:
 
 
 def measure(
-    op: Union[str, Callable[..., Any]],
+    op: Union[str, registry.Op, Callable[..., Any]],
     data: Any,
     segments: Union[Segments, Tensor],
     *,
@@ -367,17 +367,17 @@ class _Input:
         weight = 0 if self.weight is None else self.weight.numel() * self.weight.element_size()
         return self.data.numel() * self.data.element_size() + weight
 
-    def arguments(self) -> dict:
+    def arguments(self) -> dict[str, Any]:
         return {"dim": self.dim} if self.weight is None else {"dim": self.dim, "weight": self.weight}
 
 
 def _measure_one(
-    function: Callable[..., Any], here: _Input, options: dict, device: Optional[torch.device], seconds: float
+    function: Callable[..., Any], here: _Input, options: dict[str, Any], device: Optional[torch.device], seconds: float
 ) -> Times:
     def median(work: Callable[[], Any], clock: Any = "cpu") -> float:
         return _timing.medians({"": work}, clock, seconds=seconds / 2, limit=seconds)[""]
 
-    def call(where: _Input, options: dict) -> Any:
+    def call(where: _Input, options: dict[str, Any]) -> Any:
         return function(where.data, where.segments, **where.arguments(), **options)
 
     times = Times(

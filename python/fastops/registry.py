@@ -67,7 +67,7 @@ class Op:
     one_row: bool = False
     data_kind: str = "dyadic"
     exact: bool = True
-    arguments: tuple = ()
+    arguments: tuple[Any, ...] = ()
     behind: tuple[int, ...] = ()
     row_numbers: Optional[int] = None
 
@@ -301,15 +301,15 @@ def _same(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
     return (dtype,)
 
 
-def _reduction(name: str, description: str, empty: str, peer: Callable, **options: Any) -> Op:
-    defaults = {"result": "`[S, *]`", "dtypes": ALL_DTYPES, "result_dtypes": _same, "differentiable": True}
+def _reduction(name: str, description: str, empty: str, peer: Callable[..., Any], **options: Any) -> Op:
+    defaults: dict[str, Any] = {"result": "`[S, *]`", "dtypes": ALL_DTYPES, "result_dtypes": _same, "differentiable": True}
     options = {**defaults, **options}
     function = next(getattr(module, name) for module in (reduce, normalise, scan, order, select) if hasattr(module, name))
     return Op(name, function, getattr(reference, name), description, empty=empty, peer=peer, **options)
 
 
 _TOTAL = {"result_dtypes": lambda dtype: (promoted(dtype),)}
-_WITH_ROWS = {
+_WITH_ROWS: dict[str, Any] = {
     "result": "(values, row numbers) `[S, *]`",
     "result_dtypes": lambda dtype: (dtype, torch.int64),
     "row_numbers": 1,
@@ -462,6 +462,7 @@ def _errors(op: Op, device: Any) -> Iterator[ErrorSample]:
     data = torch.tensor(numbers, dtype=torch.float32, device=device)
     size, why = (3, "one for each segment") if op.takes_values else (7, "as the segments do")
     name, cpu = op.name, data.is_cpu
+    wrong: Any
 
     def error(id: str, exception: type, words: str, *args: Any, **kwargs: Any) -> ErrorSample:
         return ErrorSample(id, lambda: op.fn(*args, **kwargs), exception, f"^{name}: {words}")
