@@ -7,10 +7,12 @@ import operator
 import os
 from typing import Any, Optional
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from . import _native  # noqa: F401  (registers the operators used below)
+from . import _numpy
 from .errors import dtype_name, kind, sentence
 
 __all__ = ["Segments"]
@@ -108,8 +110,7 @@ class Segments:
             tensor([0, 3, 3, 7])
         """
         op = "Segments.from_lengths"
-        _check_index_tensor(op, "lengths", lengths)
-        lengths = lengths.contiguous()
+        lengths = _index_tensor(op, "lengths", lengths).contiguous()
         offsets = _offsets_of(lengths, lengths.dtype)
         num_rows = None
         if _has_data(offsets):
@@ -162,7 +163,7 @@ class Segments:
             (tensor([1, 3, 0, 2]), tensor([0, 2, 2, 4]))
         """
         op = "Segments.from_index"
-        _check_index_tensor(op, "index", index)
+        index = _index_tensor(op, "index", index)
         if num_segments is not None:
             num_segments = _integer(op, "num_segments", num_segments)
             if num_segments < 0:
@@ -373,7 +374,7 @@ def _rebuild(offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], 
 
 
 def _from_offsets(op: str, offsets: Tensor, check_invariants: bool) -> Segments:
-    _check_index_tensor(op, "offsets", offsets)
+    offsets = _index_tensor(op, "offsets", offsets)
     if offsets.size(0) == 0:
         raise ValueError(sentence(op, "offsets", "have at least 1 entry", 0))
     offsets = offsets.contiguous()
@@ -402,14 +403,19 @@ def _has_data(tensor: Tensor) -> bool:
     return not any(cls.__name__ in ("FakeTensor", "FunctionalTensor") for cls in type(tensor).__mro__)
 
 
-def _check_index_tensor(op: str, argument: str, tensor: object) -> None:
+def _index_tensor(op: str, argument: str, given: Any) -> Tensor:
+    """A tensor of row or segment numbers, that of an array on its memory."""
+    tensor, convert = given, ".long()"
+    if isinstance(given, np.ndarray):
+        tensor, convert = _numpy.as_tensor(op, argument, given), ".astype(numpy.int64)"
     if not isinstance(tensor, Tensor):
-        raise TypeError(sentence(op, argument, "be a torch.Tensor", kind(tensor)))
+        raise _numpy.no_tensor(op, argument, tensor)
     if tensor.dtype not in _INDEX_DTYPES:
-        remedy = "convert it with .long()" if not tensor.is_complex() else ""
+        remedy = f"convert it with {convert}" if not tensor.is_complex() else ""
         raise TypeError(sentence(op, argument, "be int32 or int64", dtype_name(tensor.dtype), remedy))
     if tensor.dim() != 1:
         raise ValueError(sentence(op, argument, "have 1 dimension", tensor.dim()))
+    return tensor
 
 
 def _integer(op: str, argument: str, value: Any) -> int:
