@@ -19,11 +19,14 @@ from .errors import dtype_name, kind, sentence
 
 # Type codes of NumPy's numbers that a Python number can stand for: not long double, nor a span of time, which is an integer to NumPy.
 _NUMBERS = frozenset("?efd" + np.typecodes["AllInteger"])
+_OF_NUMPY = (np.ndarray, np.generic)
 
 
 def concerns(data: Any, options: dict) -> bool:
     """Whether a call is one for `answer`: it has arrays, or numbers of NumPy. Offsets alone are no matter, see `_dispatch.check`."""
-    return isinstance(data, np.ndarray) or any(_is_array(*option) or is_number(option[1]) for option in options.items())
+    if isinstance(data, np.ndarray):
+        return True
+    return any(isinstance(value, _OF_NUMPY) and (_is_array(name, value) or is_number(value)) for name, value in options.items())
 
 
 def answer(op: str, data: Any, segments: Any, options: dict) -> Any:
@@ -52,7 +55,7 @@ _answer_outside = torch._disable_dynamo(_answer)
 
 def is_number(value: Any) -> bool:
     """Whether it stands for a Python number: one of NumPy's, or an array of no dimensions."""
-    if not isinstance(value, (np.generic, np.ndarray)) or value.ndim > 0:
+    if not isinstance(value, _OF_NUMPY) or value.ndim > 0:
         return False
     return torch.compiler.is_compiling() or value.dtype.char in _NUMBERS
 
@@ -143,11 +146,15 @@ def _array(op: str, result: Tensor) -> np.ndarray:
         why = f"for a result that is a {kind(result)}"
     elif result.dtype == torch.bfloat16:
         why = "for a result in bfloat16, which NumPy lacks"
-    elif result.requires_grad or is_functorch_wrapped_tensor(result) or forward_ad.unpack_dual(result).tangent is not None:
+    elif result.requires_grad or is_functorch_wrapped_tensor(result) or _has_tangent(result):
         why = "for a result with a gradient or under a transform of torch.func"
     if why:
         raise TypeError(sentence(op, "data", f"be a torch.Tensor {why}", "numpy.ndarray", "pass torch.from_numpy(...) of it"))
     return result.numpy()
+
+
+def _has_tangent(result: Tensor) -> bool:
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(result).tangent is not None
 
 
 def _dtypes_of(op: str, argument: str) -> str:

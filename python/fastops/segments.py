@@ -220,7 +220,9 @@ class Segments:
         return segments
 
     @staticmethod
-    def from_keys(keys: Any) -> tuple[Segments, Any]:
+    def from_keys(
+        keys: Any, *, sort: bool = True, dropna: bool = True, observed: bool = True
+    ) -> tuple[Segments, Any]:
         """Segments of rows with equal keys, and the keys in the order of the segments.
 
         Equivalent to:
@@ -230,29 +232,40 @@ class Segments:
         but by hashing where that is faster, for more kinds of keys, and with room for missing ones.
 
         Args:
-            keys: one key per row: a NumPy array, a pandas Series, Index or Categorical, a tensor, or a list of
-                anything that can be hashed (strings, tuples, dates). A missing key (None, NaN, NaT, NA) belongs to no
-                segment, as in pandas' groupby.
+            keys: one key per row: a NumPy array, a pandas Series, Index or Categorical, a column of polars or pyarrow, a
+                tensor, or a list of anything that can be hashed (strings, tuples, dates). Or several columns, of which
+                a row has a key each: a DataFrame, a MultiIndex, an array with fields, a list of columns (row by row:
+                the index of a Series is not looked at). A missing key is None, NaN, NaT or NA.
+            sort: segments in the order of their keys: that of the categories of a Categorical, and that of appearance for
+                keys that cannot be compared. Otherwise always in the order of appearance.
+            dropna: rows with a missing key belong to no segment. Otherwise missing keys are one key, greater than others.
+            observed: only categories that occur. Otherwise there are segments without rows for the others of a pandas
+                Categorical; with several columns, for all combinations of what occurs in the other columns with them.
+
+        The options and what they do are those of pandas' groupby.
 
         Returns:
-            The segments (on the CPU, or on the device of a tensor) and the unique keys, sorted (a Categorical in the
-            order of its categories; keys that cannot be compared in the order of appearance). They are of the same
-            kind as `keys`: a list for a list, an array for an array, an Index for a Series.
+            The segments (on the CPU, or on the device of a tensor) and their keys. These are of the same kind as `keys`:
+            a list for a list, an array for an array (of objects for a column of polars or pyarrow with missing keys), an
+            Index for a Series. Of several columns they are a MultiIndex if pandas has part in them, an array with fields
+            for such an array, and otherwise a tuple of columns.
 
         Raises:
-            TypeError: `keys` is no array-like, or a key cannot be hashed.
-            ValueError: `keys` has not one dimension.
+            TypeError: `keys` is no array-like, or a key cannot be hashed; an option is no bool.
+            ValueError: `keys` has not one dimension, no columns, or columns of different lengths.
 
         Example:
             >>> segments, names = Segments.from_keys(["b", "a", "b", None])
             >>> names, segments.index
             (['a', 'b'], tensor([ 1,  0,  1, -1]))
         """
-        from . import _keys
+        from . import _keys  # it imports this one
 
-        codes, unique, any_missing = _keys.factorize("Segments.from_keys", keys)
-        ignore = -1 if any_missing else None
-        return Segments.from_index(codes, len(unique), ignore_index=ignore, check_invariants=True), unique
+        op = "Segments.from_keys"
+        for option, value in (("sort", sort), ("dropna", dropna), ("observed", observed)):
+            if not isinstance(value, (bool, np.bool_)):
+                raise TypeError(sentence(op, option, "be a bool", kind(value)))
+        return _keys.group(op, keys, bool(sort), bool(dropna), bool(observed))
 
     # ---- what it consists of ----
 
