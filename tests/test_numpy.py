@@ -4,11 +4,13 @@ import functools
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from helpers import run_page
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastops
@@ -44,8 +46,7 @@ def no_warnings():
     """Not even the one of torch about arrays that cannot be written, which it gives once in a process."""
     once = not torch.is_warn_always_enabled()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("error", UserWarning)
         torch.set_warn_always(True)
         yield
         torch.set_warn_always(not once)
@@ -507,6 +508,10 @@ def test_offload_takes_arrays_and_returns_tensors():
     assert many.tolist() == [[1, 0, 1], [4, 0, 9]]
     counts = offload("segment_argmax", DATA, OFFSETS, fill_value=np.int64(9), **options)
     assert counts.tolist() == [2, 9, 5]
+
+
+def test_the_page():
+    assert run_page(Path(__file__).resolve().parents[1] / "docs" / "numpy.md", "python") > 20
 
 
 # ---- torch.compile, which traces NumPy itself ----

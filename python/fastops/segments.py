@@ -37,7 +37,7 @@ class Segments:
     The object is immutable: its attributes cannot be set, and `to`, `cpu`, `cuda` and `pin_memory` return a new object
     (or this one where nothing changes), as those of a tensor do and unlike those of a module. The tensors
     that it was made from are kept without a copy; changing one in place afterwards breaks the grouping, and a backward
-    that needs the old one says so. What was not given is computed on first use and kept.
+    that needs the old one says so. Arrays of NumPy are tensors on their memory, of whose change nothing is noticed. What was not given is computed on first use and kept.
 
     It pickles, deep-copies, passes between processes and is a node of `torch.utils._pytree`, whose leaves are
     `offsets` and, for rows that do not stand in order, `order` and `index`. Two objects are equal if they are the
@@ -76,13 +76,13 @@ class Segments:
         """Segments of rows that stand in order, from where each starts (CSR).
 
         Args:
-            offsets: int32 or int64 `[S + 1]`, ascending from 0 to the number of rows. An empty segment repeats a
-                position.
+            offsets: int32 or int64 `[S + 1]`, ascending from 0 to the number of rows, a tensor or an array. An empty
+                segment repeats a position.
             check_invariants: whether to check that. On CUDA the check waits for the device once; without it, wrong
                 offsets give wrong results but are never used out of bounds.
 
         Raises:
-            TypeError: `offsets` is no tensor, or neither int32 nor int64.
+            TypeError: `offsets` is no tensor or array, or neither int32 nor int64.
             ValueError: it has not one dimension, is empty, or does not ascend from 0. The message names the first bad
                 entry.
 
@@ -97,12 +97,12 @@ class Segments:
         """Segments of rows that stand in order, from the number of rows of each.
 
         Args:
-            lengths: int32 or int64 `[S]`, not negative. `offsets` has the same dtype; only if the sum of
+            lengths: int32 or int64 `[S]`, not negative, a tensor or an array. `offsets` has the same dtype; only if the sum of
                 int32 lengths passes 2**31 - 1 it is int64 (unchecked: the sum must fit).
             check_invariants: whether to check that no length is negative. On CUDA the check waits for the device once.
 
         Raises:
-            TypeError: `lengths` is no tensor, or neither int32 nor int64.
+            TypeError: `lengths` is no tensor or array, or neither int32 nor int64.
             ValueError: it has not one dimension, or an entry is negative. The message names the first.
 
         Example:
@@ -143,7 +143,7 @@ class Segments:
         that ascends is noticed: `order` is None then, and operations take the way for rows in order.
 
         Args:
-            index: int32 or int64 `[N]`, entries in `[0, num_segments)`.
+            index: int32 or int64 `[N]`, entries in `[0, num_segments)`, a tensor or an array.
             num_segments: `S`; None for the largest entry plus one, which on CUDA waits for the device.
             ignore_index: rows with this entry belong to no segment: they count in no reduction, get 0 where a result
                 has the rows of `data`, and receive no gradient. Without it -1 is an error, never the last segment.
@@ -152,7 +152,7 @@ class Segments:
                 index that ascends is not noticed, and rows with entries out of range belong to no segment.
 
         Raises:
-            TypeError: `index` is no tensor or neither int32 nor int64; `num_segments` or `ignore_index` is no integer.
+            TypeError: `index` is no tensor or array or neither int32 nor int64; `num_segments` or `ignore_index` is no integer.
             ValueError: `index` has not one dimension or an entry out of range (the message names the first);
                 `num_segments` is negative or too small.
             MemoryError: `num_segments` is so large that the offsets do not fit in memory.
