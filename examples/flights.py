@@ -37,14 +37,7 @@ def load() -> pandas.DataFrame:
 def group(columns: list, device: str):
     """Segments of the rows that are equal in one or two columns, and the names of the groups. A row that lacks its key, as some
     flights lack the aircraft, is in no group."""
-    if len(columns) == 1:
-        segments, names = Segments.from_keys(columns[0])
-        return segments.to(device), names
-    # Pairs by way of their numbers: hashing two columns of text takes less time than making one column of tuples.
-    (first, first_names), (second, second_names) = map(Segments.from_keys, columns)
-    pairs = first.index * len(second_names) + second.index
-    segments, numbers = Segments.from_keys(pandas.Series(pairs.numpy()))
-    names = zip(first_names[numbers // len(second_names)], second_names[numbers % len(second_names)])
+    segments, names = Segments.from_keys(columns if len(columns) > 1 else columns[0])
     return segments.to(device), names
 
 

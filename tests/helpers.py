@@ -1,5 +1,8 @@
 """What several test modules say."""
 
+import doctest
+import re
+
 import torch
 
 
@@ -37,3 +40,18 @@ def gradient(function, data, segments, weights=None, **options):
     result.backward(torch.ones_like(result) if weights is None else weights)
     assert leaf.grad.shape == data.shape
     return leaf.grad
+
+
+def run_page(path, *kinds):
+    """Runs the blocks of a page of these kinds as one session, from top to bottom, and returns how many examples there were."""
+    text = path.read_text()
+    blocks = re.findall(r"^```([^\n]*)\n(.*?)^```$", text, re.M | re.S)
+    assert text.count("```") == 2 * len(blocks)
+    assert all(code.startswith(">>> ") for _, code in blocks), "what has no prompt would not be run"
+    session = "\n".join(code for kind, code in blocks if kind in kinds)
+    parsed = doctest.DocTestParser().get_doctest(session, {}, path.name, str(path), 0)
+    said = []
+    runner = doctest.DocTestRunner(verbose=False)
+    runner.run(parsed, out=said.append)
+    assert runner.failures == 0, "".join(said)
+    return runner.tries

@@ -142,7 +142,7 @@ def test_quantile(make):
 @pytest.mark.parametrize("q", (0, 1, np.float32(0.5), np.float64(0.25), np.int64(1), True), ids=repr)
 def test_q_from_what_stands_for_a_number(make, q):
     if q is True:
-        with pytest.raises(TypeError, match="segment_quantile: q must be a number or a torch.Tensor, but got bool"):
+        with pytest.raises(TypeError, match="segment_quantile: q must be a number, a torch.Tensor or a NumPy array, but got bool"):
             segment_quantile(make(DATA), make(OFFSETS), q)
     else:
         expected = torch.tensor(DATA[:3]).quantile(float(q))

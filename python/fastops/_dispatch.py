@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from typing import Any, Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _native
+from . import _native, _numpy
 from .errors import DeviceMismatchError, dtype_name, kind, sentence
-from .segments import _INDEX_DTYPES, Segments, _check_offsets, _from_offsets, _has_data
+from .segments import _INDEX_DTYPES, Segments, _check_offsets, _from_offsets, _has_data, _index_tensor
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -64,8 +65,9 @@ def operator(name: str, options: tuple = ("fill_value",), result: Any = None) ->
                 if not given:
                     reduced = direct(data, *parts, dim)
                     return function(data, *parts, dim) if reduced is NotImplemented else reduced
-                check_options(name, data, dict(zip(options, given)), result)
-                return function(data, *parts, dim, *given)
+                if not any(map(_numpy.is_number, given)):  # which the slow way turns into those of Python
+                    check_options(name, data, dict(zip(options, given)), result)
+                    return function(data, *parts, dim, *given)
 
         named = dict(zip(options, given))
         answer = elsewhere(name, data, segments, dim=dim, **named)
@@ -98,20 +100,22 @@ def reference() -> Any:
 
 def elsewhere(op: str, data: Any, segments: Any, **options: Any) -> Any:
     """What the function `op` gives for data that is no plain tensor; NotImplemented where that is none of those known."""
-    if type(data) is Tensor:
-        return NotImplemented
+    if _numpy.concerns(data, options):
+        return _numpy.answer(op, data, segments, options)
     return NotImplemented
 
 
 def check(op: str, data: Any, segments: Any, dim: Any, argument: str = "data") -> tuple[Segments, int]:
     """The segments, made of bare offsets if need be, and dim counted from the front."""
     if not isinstance(data, Tensor):
-        raise TypeError(sentence(op, argument, "be a torch.Tensor", kind(data)))
+        raise _numpy.no_tensor(op, argument, data)
     given = "segments"
     if not isinstance(segments, Segments):
         given = "offsets"
+        if isinstance(segments, np.ndarray):
+            segments = _index_tensor(op, given, segments)
         if not isinstance(segments, Tensor):
-            raise TypeError(sentence(op, "segments", "be a Segments or a tensor of offsets", kind(segments)))
+            raise _numpy.no_tensor(op, "segments", segments, "be a Segments, or offsets as ")
         if segments.device == data.device:
             segments = _from_offsets(op, segments, segments.is_cpu)
     check_same_device(op, given, segments.device, data, argument)
@@ -132,7 +136,7 @@ def check_same_device(op: str, argument: str, device: torch.device, data: Tensor
 
 
 def check_dim(op: str, data: Tensor, dim: Any, argument: str = "data") -> int:
-    if isinstance(dim, bool) or not hasattr(dim, "__index__"):
+    if isinstance(dim, bool) or not hasattr(dim, "__index__") or getattr(dim, "ndim", 0) > 0:
         raise TypeError(sentence(op, "dim", "be an int", kind(dim)))
     rank = data.dim()
     if rank == 0:

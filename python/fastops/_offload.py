@@ -16,7 +16,6 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-import warnings
 from collections import deque
 from contextlib import closing
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import _numpy
 from ._dispatch import check
 from .errors import DeviceMismatchError, kind, sentence
 from .segments import Segments, _check_offsets, _integer, _new
@@ -184,7 +184,7 @@ class _Call:
         weight = options.pop("weight", None)
         self.weight = None if weight is None else _in_host_memory(name, "weight", weight)
         self.data = data.detach()
-        self.options = options
+        self.options = {key: _in_host_memory(name, key, value) if isinstance(value, np.ndarray) else value for key, value in options.items()}
         self.expected = self._ask()
         self.joined: Optional[tuple[Any, ...]] = None  # of the parts of a segment so far: rows and results
 
@@ -387,19 +387,15 @@ def _described(op: Any) -> str:
 
 def _in_host_memory(op: str, argument: str, data: Any) -> Tensor:
     """A tensor of what is a tensor or an array, without a copy."""
-    if isinstance(data, np.ma.MaskedArray):
-        remedy = "pass .filled(value) of it, or the rows that count"
-        raise TypeError(sentence(op, argument, "be an array without a mask", kind(data), remedy))
     if isinstance(data, np.ndarray):
+        _numpy.check_no_mask(op, argument, data)
         try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "The given NumPy array is not writ")  # nothing is written
-                return torch.from_numpy(data)
+            return _numpy.share(data)
         except (TypeError, ValueError) as error:  # dtypes that torch lacks, negative strides
             observed = f"one of {data.dtype}: {error}"
             raise type(error)(sentence(op, argument, "be an array that torch can read", observed)) from None
     if not isinstance(data, Tensor):
-        raise TypeError(sentence(op, argument, "be a torch.Tensor or a NumPy array", kind(data)))
+        raise _numpy.no_tensor(op, argument, data)
     if not data.is_cpu:
         remedy = "call the operation itself where it is"
         raise DeviceMismatchError(sentence(op, argument, "be in host memory", data.device, remedy))

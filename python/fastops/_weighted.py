@@ -7,8 +7,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from . import _numpy
 from ._dispatch import ALL_DTYPES, FLOATING, check, check_dtype, check_options, check_same_device, elsewhere, has_kernels, promoted, reference
-from .errors import kind, sentence
+from .errors import sentence
 from .segments import Segments
 
 _weighted_sum = torch.ops.fastops._segment_weighted_sum.default
@@ -52,7 +53,7 @@ def prepare(
     segments, dim = check(op, data, segments, dim)
     check_dtype(op, data.dtype, ALL_DTYPES)
     if not isinstance(weight, Tensor):
-        raise TypeError(sentence(op, "weight", "be a torch.Tensor", kind(weight)))
+        raise _numpy.no_tensor(op, "weight", weight)
     check_same_device(op, "weight", weight.device, data)
     check_dtype(op, weight.dtype, ALL_DTYPES, "weight")
     sizes = data.shape[dim:]

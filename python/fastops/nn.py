@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Union
 import torch
 from torch import Tensor, nn
 
-from . import normalise, reduce
+from . import _numpy, normalise, reduce
 from .errors import kind, sentence
 from .move import segment_broadcast
 from .segments import Segments
@@ -41,6 +41,12 @@ else:
 
 
 # What modules are made of, for Python and for TorchScript.
+
+
+def _check_tensor(module: str, data: Any) -> None:
+    """Modules are torch's: they take no arrays, as functions do."""
+    if not isinstance(data, Tensor):
+        raise _numpy.no_tensor(module, "data", data, only_tensors=True)
 
 
 def _mean(data: Tensor, segments: Grouping) -> Tensor:
@@ -103,6 +109,7 @@ class SegmentSoftmax(nn.Module):
 
     def forward(self, data: Tensor, segments: Grouping) -> Tensor:
         if not torch.jit.is_scripting():
+            _check_tensor("SegmentSoftmax", data)
             return normalise.segment_softmax(data, segments, dim=self.dim)
         return torch.ops.fastops.segment_softmax(data, segments, None, None, self.dim)
 
@@ -148,7 +155,8 @@ class SegmentPool(nn.Module):
 
     def forward(self, data: Tensor, segments: Grouping) -> Tensor:
         if not torch.jit.is_scripting():
-            if not isinstance(self.reduce, str) and isinstance(data, Tensor) and data.dim() < 2:
+            _check_tensor("SegmentPool", data)
+            if not isinstance(self.reduce, str) and data.dim() < 2:
                 raise ValueError(sentence("SegmentPool", "data", "have at least 2 dimensions for several reductions", data.dim()))
             if isinstance(segments, Tensor):
                 segments = Segments.from_offsets(segments, check_invariants=segments.is_cpu)
@@ -203,8 +211,10 @@ class SegmentAttentionPool(nn.Module):
         self.value.reset_parameters()
 
     def forward(self, data: Tensor, segments: Grouping) -> Tensor:
-        if not torch.jit.is_scripting() and (data.dim() != 2 or data.size(1) != self.dim):
-            raise ValueError(sentence("SegmentAttentionPool", "data", f"be [N, {self.dim}]", list(data.shape)))
+        if not torch.jit.is_scripting():
+            _check_tensor("SegmentAttentionPool", data)
+            if data.dim() != 2 or data.size(1) != self.dim:
+                raise ValueError(sentence("SegmentAttentionPool", "data", f"be [N, {self.dim}]", list(data.shape)))
         scores, values = self.score(data), self.value(data).reshape(-1, self.heads, self.dim // self.heads)
         if not torch.jit.is_scripting():
             weights = normalise.segment_softmax(scores, segments)
@@ -262,6 +272,7 @@ class SegmentNorm(nn.Module):
 
     def forward(self, data: Tensor, segments: Grouping) -> Tensor:
         if not torch.jit.is_scripting():
+            _check_tensor("SegmentNorm", data)
             if data.dim() < 2 or data.size(-1) != self.num_features:
                 raise ValueError(sentence("SegmentNorm", "data", f"be [N, *, {self.num_features}]", list(data.shape)))
             if isinstance(segments, Tensor):

@@ -5,6 +5,8 @@ Every function takes `data` of shape `[N, *]` (rows along `dim`, which may be an
 
 - `segments` is a `Segments`, or a 1-D tensor of offsets as a shorthand. Bare offsets are checked on the CPU; on CUDA
   they are not, since that would wait for the device: wrong ones give wrong results but are never used out of bounds.
+- Arrays of NumPy stand in for tensors anywhere. Where `data` is one so are the results, which share the memory of what the
+  kernel wrote, as the kernel reads that of the array; docs/numpy.md says what is copied.
 - A segment without rows gets `fill_value`. No gradient flows to or from it.
 - NaN propagates. Infinities are values.
 - float16 and bfloat16 accumulate in float32 and round once. Sums of float32 are no less accurate than those of

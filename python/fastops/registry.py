@@ -467,11 +467,11 @@ def _errors(op: Op, device: Any) -> Iterator[ErrorSample]:
     def error(id: str, exception: type, words: str, *args: Any, **kwargs: Any) -> ErrorSample:
         return ErrorSample(id, lambda: op.fn(*args, **kwargs), exception, f"^{name}: {words}")
 
-    yield error("data_is_a_list", TypeError, f"{first} must be a torch.Tensor, but got list", list(numbers), segments)
+    yield error("data_is_a_list", TypeError, f"{first} must be a torch.Tensor or a NumPy array, but got list", list(numbers), segments)
     yield error(
         "segments_is_a_list",
         TypeError,
-        "segments must be a Segments or a tensor of offsets, but got list",
+        "segments must be a Segments, or offsets as a torch.Tensor or a NumPy array, but got list",
         data,
         list(CANONICAL_OFFSETS),
     )
@@ -577,7 +577,7 @@ def _errors(op: Op, device: Any) -> Iterator[ErrorSample]:
             words = rf"q must be in \[0, 1\], but got {wrong}$"
             yield error(f"q_{wrong}", ValueError, words, data, segments, q=wrong)
         for wrong in ([0.5], "0.5", None, True, 0.5j):
-            words = f"q must be a number or a torch.Tensor, but got {kind(wrong)}"
+            words = f"q must be a number, a torch.Tensor or a NumPy array, but got {kind(wrong)}"
             yield error(f"q_is_{kind(wrong)}", TypeError, words, data, segments, q=wrong)
         many = torch.tensor([0.5, 1.5], device=device)
         if cpu:  # elsewhere they are not looked at
@@ -648,8 +648,8 @@ def _errors(op: Op, device: Any) -> Iterator[ErrorSample]:
             )
     if op.name in ("segment_sum", "segment_mean"):
         weight, rows = torch.ones_like(data), torch.stack((data, data), 1)
-        yield error("weight_is_a_list", TypeError, "weight must be a torch.Tensor, but got list", data, segments, weight=[1.0] * 7)
-        yield error("weight_is_a_number", TypeError, "weight must be a torch.Tensor, but got float", data, segments, weight=2.0)
+        yield error("weight_is_a_list", TypeError, "weight must be a torch.Tensor or a NumPy array, but got list", data, segments, weight=[1.0] * 7)
+        yield error("weight_is_a_number", TypeError, "weight must be a torch.Tensor or a NumPy array, but got float", data, segments, weight=2.0)
         words = r"weight must have the shape of data from dim 0 on, \[7\], but got \[6\]"
         yield error("weight_too_short", ValueError, words, rows, segments, weight=weight[:6])
         yield error("weight_of_one_row", ValueError, words.replace("6", "1"), rows, segments, weight=weight[:1])

@@ -7,10 +7,12 @@ import operator
 import os
 from typing import Any, Optional
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from . import _native  # noqa: F401  (registers the operators used below)
+from . import _numpy
 from .errors import dtype_name, kind, sentence
 
 __all__ = ["Segments"]
@@ -35,7 +37,7 @@ class Segments:
     The object is immutable: its attributes cannot be set, and `to`, `cpu`, `cuda` and `pin_memory` return a new object
     (or this one where nothing changes), as those of a tensor do and unlike those of a module. The tensors
     that it was made from are kept without a copy; changing one in place afterwards breaks the grouping, and a backward
-    that needs the old one says so. What was not given is computed on first use and kept.
+    that needs the old one says so. Arrays of NumPy are tensors on their memory, of whose change nothing is noticed. What was not given is computed on first use and kept.
 
     It pickles, deep-copies, passes between processes and is a node of `torch.utils._pytree`, whose leaves are
     `offsets` and, for rows that do not stand in order, `order` and `index`. Two objects are equal if they are the
@@ -74,13 +76,13 @@ class Segments:
         """Segments of rows that stand in order, from where each starts (CSR).
 
         Args:
-            offsets: int32 or int64 `[S + 1]`, ascending from 0 to the number of rows. An empty segment repeats a
-                position.
+            offsets: int32 or int64 `[S + 1]`, ascending from 0 to the number of rows, a tensor or an array. An empty
+                segment repeats a position.
             check_invariants: whether to check that. On CUDA the check waits for the device once; without it, wrong
                 offsets give wrong results but are never used out of bounds.
 
         Raises:
-            TypeError: `offsets` is no tensor, or neither int32 nor int64.
+            TypeError: `offsets` is no tensor or array, or neither int32 nor int64.
             ValueError: it has not one dimension, is empty, or does not ascend from 0. The message names the first bad
                 entry.
 
@@ -95,12 +97,12 @@ class Segments:
         """Segments of rows that stand in order, from the number of rows of each.
 
         Args:
-            lengths: int32 or int64 `[S]`, not negative. `offsets` has the same dtype; only if the sum of
+            lengths: int32 or int64 `[S]`, not negative, a tensor or an array. `offsets` has the same dtype; only if the sum of
                 int32 lengths passes 2**31 - 1 it is int64 (unchecked: the sum must fit).
             check_invariants: whether to check that no length is negative. On CUDA the check waits for the device once.
 
         Raises:
-            TypeError: `lengths` is no tensor, or neither int32 nor int64.
+            TypeError: `lengths` is no tensor or array, or neither int32 nor int64.
             ValueError: it has not one dimension, or an entry is negative. The message names the first.
 
         Example:
@@ -108,8 +110,7 @@ class Segments:
             tensor([0, 3, 3, 7])
         """
         op = "Segments.from_lengths"
-        _check_index_tensor(op, "lengths", lengths)
-        lengths = lengths.contiguous()
+        lengths = _index_tensor(op, "lengths", lengths).contiguous()
         offsets = _offsets_of(lengths, lengths.dtype)
         num_rows = None
         if _has_data(offsets):
@@ -142,7 +143,7 @@ class Segments:
         that ascends is noticed: `order` is None then, and operations take the way for rows in order.
 
         Args:
-            index: int32 or int64 `[N]`, entries in `[0, num_segments)`.
+            index: int32 or int64 `[N]`, entries in `[0, num_segments)`, a tensor or an array.
             num_segments: `S`; None for the largest entry plus one, which on CUDA waits for the device.
             ignore_index: rows with this entry belong to no segment: they count in no reduction, get 0 where a result
                 has the rows of `data`, and receive no gradient. Without it -1 is an error, never the last segment.
@@ -151,7 +152,7 @@ class Segments:
                 index that ascends is not noticed, and rows with entries out of range belong to no segment.
 
         Raises:
-            TypeError: `index` is no tensor or neither int32 nor int64; `num_segments` or `ignore_index` is no integer.
+            TypeError: `index` is no tensor or array or neither int32 nor int64; `num_segments` or `ignore_index` is no integer.
             ValueError: `index` has not one dimension or an entry out of range (the message names the first);
                 `num_segments` is negative or too small.
             MemoryError: `num_segments` is so large that the offsets do not fit in memory.
@@ -162,7 +163,7 @@ class Segments:
             (tensor([1, 3, 0, 2]), tensor([0, 2, 2, 4]))
         """
         op = "Segments.from_index"
-        _check_index_tensor(op, "index", index)
+        index = _index_tensor(op, "index", index)
         if num_segments is not None:
             num_segments = _integer(op, "num_segments", num_segments)
             if num_segments < 0:
@@ -219,7 +220,9 @@ class Segments:
         return segments
 
     @staticmethod
-    def from_keys(keys: Any) -> tuple[Segments, Any]:
+    def from_keys(
+        keys: Any, *, sort: bool = True, dropna: bool = True, observed: bool = True
+    ) -> tuple[Segments, Any]:
         """Segments of rows with equal keys, and the keys in the order of the segments.
 
         Equivalent to:
@@ -229,29 +232,40 @@ class Segments:
         but by hashing where that is faster, for more kinds of keys, and with room for missing ones.
 
         Args:
-            keys: one key per row: a NumPy array, a pandas Series, Index or Categorical, a tensor, or a list of
-                anything that can be hashed (strings, tuples, dates). A missing key (None, NaN, NaT, NA) belongs to no
-                segment, as in pandas' groupby.
+            keys: one key per row: a NumPy array, a pandas Series, Index or Categorical, a column of polars or pyarrow, a
+                tensor, or a list of anything that can be hashed (strings, tuples, dates). Or several columns, of which
+                a row has a key each: a DataFrame, a MultiIndex, an array with fields, a list of columns (row by row:
+                the index of a Series is not looked at). A missing key is None, NaN, NaT or NA.
+            sort: segments in the order of their keys: that of the categories of a Categorical, and that of appearance for
+                keys that cannot be compared. Otherwise always in the order of appearance.
+            dropna: rows with a missing key belong to no segment. Otherwise missing keys are one key, greater than others.
+            observed: only categories that occur. Otherwise there are segments without rows for the others of a pandas
+                Categorical; with several columns, for all combinations of what occurs in the other columns with them.
+
+        The options and what they do are those of pandas' groupby.
 
         Returns:
-            The segments (on the CPU, or on the device of a tensor) and the unique keys, sorted (a Categorical in the
-            order of its categories; keys that cannot be compared in the order of appearance). They are of the same
-            kind as `keys`: a list for a list, an array for an array, an Index for a Series.
+            The segments (on the CPU, or on the device of a tensor) and their keys. These are of the same kind as `keys`:
+            a list for a list, an array for an array (of objects for a column of polars or pyarrow with missing keys), an
+            Index for a Series. Of several columns they are a MultiIndex if pandas has part in them, an array with fields
+            for such an array, and otherwise a tuple of columns.
 
         Raises:
-            TypeError: `keys` is no array-like, or a key cannot be hashed.
-            ValueError: `keys` has not one dimension.
+            TypeError: `keys` is no array-like, or a key cannot be hashed; an option is no bool.
+            ValueError: `keys` has not one dimension, no columns, or columns of different lengths.
 
         Example:
             >>> segments, names = Segments.from_keys(["b", "a", "b", None])
             >>> names, segments.index
             (['a', 'b'], tensor([ 1,  0,  1, -1]))
         """
-        from . import _keys
+        from . import _keys  # it imports this one
 
-        codes, unique, any_missing = _keys.factorize("Segments.from_keys", keys)
-        ignore = -1 if any_missing else None
-        return Segments.from_index(codes, len(unique), ignore_index=ignore, check_invariants=True), unique
+        op = "Segments.from_keys"
+        for option, value in (("sort", sort), ("dropna", dropna), ("observed", observed)):
+            if not isinstance(value, (bool, np.bool_)):
+                raise TypeError(sentence(op, option, "be a bool", kind(value)))
+        return _keys.group(op, keys, bool(sort), bool(dropna), bool(observed))
 
     # ---- what it consists of ----
 
@@ -374,7 +388,7 @@ def _rebuild(offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], 
 
 
 def _from_offsets(op: str, offsets: Tensor, check_invariants: bool) -> Segments:
-    _check_index_tensor(op, "offsets", offsets)
+    offsets = _index_tensor(op, "offsets", offsets)
     if offsets.size(0) == 0:
         raise ValueError(sentence(op, "offsets", "have at least 1 entry", 0))
     offsets = offsets.contiguous()
@@ -403,14 +417,19 @@ def _has_data(tensor: Tensor) -> bool:
     return not any(cls.__name__ in ("FakeTensor", "FunctionalTensor") for cls in type(tensor).__mro__)
 
 
-def _check_index_tensor(op: str, argument: str, tensor: object) -> None:
+def _index_tensor(op: str, argument: str, given: Any) -> Tensor:
+    """A tensor of row or segment numbers, that of an array on its memory."""
+    tensor, convert = given, ".long()"
+    if isinstance(given, np.ndarray):
+        tensor, convert = _numpy.as_tensor(op, argument, given), ".astype(numpy.int64)"
     if not isinstance(tensor, Tensor):
-        raise TypeError(sentence(op, argument, "be a torch.Tensor", kind(tensor)))
+        raise _numpy.no_tensor(op, argument, tensor)
     if tensor.dtype not in _INDEX_DTYPES:
-        remedy = "convert it with .long()" if not tensor.is_complex() else ""
+        remedy = f"convert it with {convert}" if not tensor.is_complex() else ""
         raise TypeError(sentence(op, argument, "be int32 or int64", dtype_name(tensor.dtype), remedy))
     if tensor.dim() != 1:
         raise ValueError(sentence(op, argument, "have 1 dimension", tensor.dim()))
+    return tensor
 
 
 def _integer(op: str, argument: str, value: Any) -> int:

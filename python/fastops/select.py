@@ -12,6 +12,7 @@ from typing import Any, Union
 import torch
 from torch import Tensor
 
+from . import _numpy
 from ._dispatch import (
     ALL_DTYPES,
     FLOATING,
@@ -229,7 +230,7 @@ def check_quantile(data: Tensor, q: Any, interpolation: Any, fill_value: Any) ->
     if isinstance(q, (torch.SymFloat, torch.SymInt)):  # not known while a graph is made
         return
     if isinstance(q, bool) or not isinstance(q, numbers.Real):
-        raise TypeError(sentence(op, "q", "be a number or a torch.Tensor", kind(q)))
+        raise _numpy.no_tensor(op, "q", q, "be a number, ")
     if not 0 <= q <= 1:
         raise ValueError(sentence(op, "q", "be in [0, 1]", q))
 
