@@ -350,7 +350,7 @@ def _group_index(index: Tensor, num_segments: Any, sorted: bool) -> tuple[Tensor
     owner = _valid(index.long(), num_segments)
     ends = owner.new_zeros(num_segments + 1).scatter_add(0, owner, torch.ones_like(owner)).cumsum(0)
     offsets = torch.cat((ends.new_zeros(1), ends[:-1]))
-    return offsets.to(index.dtype), owner.sort(0).indices.to(index.dtype)
+    return offsets.to(index.dtype), _argsort(owner).to(index.dtype)
 
 
 class _Rows:
@@ -472,8 +472,8 @@ class _Rows:
             nan = rows.isnan()
             key = key + (~nan if descending else nan).long()
             rows = rows.masked_fill(nan, torch.inf)
-        by_value = rows.sort(0, descending).indices
-        return by_value.gather(0, key.gather(0, by_value).sort(0).indices)
+        by_value = _argsort(rows, descending)
+        return by_value.gather(0, _argsort(key.gather(0, by_value)))
 
     def starts_of_runs(self, ranked: Tensor) -> Tensor:
         """Whether the row of each rank differs from the one before, or is the first of its segment."""
@@ -584,6 +584,11 @@ def _owners(offsets: Tensor, num_rows: Any) -> Tensor:
     """The segment of each of the rows in order: how many have ended by then; S behind the last."""
     ended = offsets.new_zeros(num_rows + 1).scatter_add(0, offsets[1:], torch.ones_like(offsets[1:]))
     return ended[:num_rows].cumsum(0)
+
+
+def _argsort(rows: Tensor, descending: bool = False) -> Tensor:
+    """Not the stable overload, of which the exporter has no translation: it makes this one a TopK, which is stable."""
+    return rows.sort(0, descending).indices
 
 
 def _valid(index: Tensor, num_segments: Any) -> Tensor:
