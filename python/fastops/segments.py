@@ -313,9 +313,12 @@ class Segments:
     @property
     def num_rows(self) -> int:
         """`N`, rows that belong to no segment included. Of unchecked offsets on CUDA the first use waits for the device."""
+        if self._parts[2] is not None:
+            return self._parts[2].size(0)
         if self._num_rows is None:
             num_rows = self._parts[0][-1].item()
             if torch.compiler.is_compiling():
+                torch._check(num_rows >= 0)
                 return num_rows  # a number of the graph, which must not outlive it
             self._num_rows = num_rows
         return self._num_rows
