@@ -14,10 +14,11 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 from . import _native
 from .errors import DeviceMismatchError, dtype_name, kind, sentence
-from .segments import _INDEX_DTYPES, Segments, _check_offsets, _from_offsets, _has_data
+from .segments import _INDEX_DTYPES, Segments, _check_offsets, _from_offsets, _has_data, _is_distributed
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -39,7 +40,7 @@ def operator(name: str, options: tuple = ("fill_value",), result: Any = None) ->
 
     def run(data: Any, segments: Any, dim: Any, *given: Any) -> Any:
         if (
-            isinstance(data, Tensor)
+            (type(data) is Tensor or type(data) is Parameter)
             and not torch.compiler.is_dynamo_compiling()  # comparing sizes would tie the graph to them, see _differ
             and forward_ad._current_level < 0
             and not _transforms_active()
@@ -100,6 +101,10 @@ def elsewhere(op: str, data: Any, segments: Any, **options: Any) -> Any:
     """What the function `op` gives for data that is no plain tensor; NotImplemented where that is none of those known."""
     if type(data) is Tensor:
         return NotImplemented
+    if _is_distributed(data):
+        from . import _distributed  # takes long, as does what it imports
+
+        return _distributed.answer(op, data, segments, **options)
     return NotImplemented
 
 

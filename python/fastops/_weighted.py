@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ._dispatch import ALL_DTYPES, FLOATING, check, check_dtype, check_options, check_same_device, elsewhere, has_kernels, promoted, reference
 from .errors import kind, sentence
-from .segments import Segments
+from .segments import Segments, _is_distributed
 
 _weighted_sum = torch.ops.fastops._segment_weighted_sum.default
 
@@ -53,6 +53,8 @@ def prepare(
     check_dtype(op, data.dtype, ALL_DTYPES)
     if not isinstance(weight, Tensor):
         raise TypeError(sentence(op, "weight", "be a torch.Tensor", kind(weight)))
+    if _is_distributed(weight) and not _is_distributed(data):
+        raise TypeError(sentence(op, "weight", "be a plain tensor beside plain data", "DTensor", "pass weight.full_tensor()"))
     check_same_device(op, "weight", weight.device, data)
     check_dtype(op, weight.dtype, ALL_DTYPES, "weight")
     sizes = data.shape[dim:]

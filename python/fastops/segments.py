@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import os
+import sys
 from typing import Any, Optional
 
 import torch
@@ -402,9 +403,17 @@ def _has_data(tensor: Tensor) -> bool:
     return not any(cls.__name__ in ("FakeTensor", "FunctionalTensor") for cls in type(tensor).__mro__)
 
 
+def _is_distributed(value: object) -> bool:
+    """Whether it is a DTensor. There is none before somebody has imported what defines them, which takes long."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
 def _check_index_tensor(op: str, argument: str, tensor: object) -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(sentence(op, argument, "be a torch.Tensor", kind(tensor)))
+    if type(tensor) is not Tensor and _is_distributed(tensor):
+        raise TypeError(sentence(op, argument, "be a plain tensor, the same on every rank", "DTensor", "pass its full_tensor()"))
     if tensor.dtype not in _INDEX_DTYPES:
         remedy = "convert it with .long()" if not tensor.is_complex() else ""
         raise TypeError(sentence(op, argument, "be int32 or int64", dtype_name(tensor.dtype), remedy))
