@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 COUNT = 2
-START, JOB = 120, 60  # seconds until a process must have come up, and a job must be done
+START, JOB = 120, 120  # seconds until a process must have come up, and a job must be done
 
 
 class Ranks:
@@ -19,12 +19,12 @@ class Ranks:
         self.folder, self.starts = folder, 0
         self.processes = []
 
-    def run(self, function, *arguments):
+    def run(self, function, *arguments, **options):
         """Calls a function of a module on every rank. What one of them raises fails the test."""
         if not self.processes:
             self.start()
         for connection in self.connections:
-            connection.send((function, arguments))
+            connection.send((function, arguments, options))
         answers = self.answers(JOB)
         if any(answers):
             self.stop()
@@ -71,8 +71,8 @@ def serve(rank, path, connection):
         )
         connection.send("")
         while True:
-            function, arguments = connection.recv()
-            function(*arguments)
+            function, arguments, options = connection.recv()
+            function(*arguments, **options)
             connection.send("")
     except EOFError:
         pass  # the tests have ended

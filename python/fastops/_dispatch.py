@@ -100,12 +100,22 @@ def reference() -> Any:
 def elsewhere(op: str, data: Any, segments: Any, **options: Any) -> Any:
     """What the function `op` gives for data that is no plain tensor; NotImplemented where that is none of those known."""
     if type(data) is Tensor:
+        if _transforms_active() and not torch.compiler.is_compiling() and _is_distributed(_unwrapped(data)):
+            remedy = "transform a function of what each rank has, data.to_local()"
+            raise TypeError(sentence(op, "data", "be a plain tensor under torch.func transforms", "DTensor", remedy))
         return NotImplemented
     if _is_distributed(data):
         from . import _distributed  # takes long, as does what it imports
 
         return _distributed.answer(op, data, segments, **options)
     return NotImplemented
+
+
+def _unwrapped(data: Tensor) -> Tensor:
+    """What transforms are applied to."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(data):
+        data = torch._C._functorch.get_unwrapped(data)
+    return data
 
 
 def check(op: str, data: Any, segments: Any, dim: Any, argument: str = "data") -> tuple[Segments, int]:

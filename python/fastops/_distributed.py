@@ -89,7 +89,7 @@ class _Call:
                 self.rows = None
                 placements = [Replicate() if p == Shard(dim) else p for p in placements]
         self.is_cut = self.rows is not None and self.rows.is_cut
-        self.data = data.redistribute(placements=placements)
+        self.data = data if data.placements == tuple(placements) else data.redistribute(placements=placements)
 
     def stay_in_place(self, options: dict) -> bool:
         """Whether rows are worked on where they are."""
@@ -118,6 +118,10 @@ class _Call:
         if not isinstance(weight, DTensor):
             everywhere = [Replicate()] * self.mesh.ndim
             weight = _Whole.apply(weight, self.mesh, everywhere, weight.shape, everywhere)
+        elif weight.device_mesh != self.mesh:
+            raise ValueError(
+                sentence(self.op.name, "weight", "lie on the mesh of data", weight.device_mesh, "pass weight.full_tensor()")
+            )
         placements: list[Placement] = []
         gradients: list[Placement] = []
         for p in self.data.placements:
@@ -273,7 +277,9 @@ class _Whole(torch.autograd.Function):
             strides.append(step)
             step *= max(size, 1)
         stride = tuple(reversed(strides))
-        return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
+        return DTensor.from_local(
+            local.detach(), mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
+        )
 
     @staticmethod
     def backward(ctx: Any, grad: DTensor) -> tuple:
