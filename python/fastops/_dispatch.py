@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 from . import _native, _numpy
 from .errors import DeviceMismatchError, dtype_name, kind, sentence
-from .segments import _INDEX_DTYPES, Segments, _check_offsets, _from_offsets, _has_data, _index_tensor
+from .segments import _INDEX_DTYPES, Segments, _check_offsets, _from_offsets, _has_data, _index_tensor, _is_distributed
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -40,7 +41,7 @@ def operator(name: str, options: tuple = ("fill_value",), result: Any = None) ->
 
     def run(data: Any, segments: Any, dim: Any, *given: Any) -> Any:
         if (
-            isinstance(data, Tensor)
+            (type(data) is Tensor or type(data) is Parameter)
             and not torch.compiler.is_dynamo_compiling()  # comparing sizes would tie the graph to them, see _differ
             and forward_ad._current_level < 0
             and not _transforms_active()
@@ -102,7 +103,23 @@ def elsewhere(op: str, data: Any, segments: Any, **options: Any) -> Any:
     """What the function `op` gives for data that is no plain tensor; NotImplemented where that is none of those known."""
     if _numpy.concerns(data, options):
         return _numpy.answer(op, data, segments, options)
+    if type(data) is Tensor:
+        if _transforms_active() and not torch.compiler.is_compiling() and _is_distributed(_unwrapped(data)):
+            remedy = "transform a function of what each rank has, data.to_local()"
+            raise TypeError(sentence(op, "data", "be a plain tensor under torch.func transforms", "DTensor", remedy))
+        return NotImplemented
+    if _is_distributed(data):
+        from . import _distributed  # takes long, as does what it imports
+
+        return _distributed.answer(op, data, segments, **options)
     return NotImplemented
+
+
+def _unwrapped(data: Tensor) -> Tensor:
+    """What transforms are applied to."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(data):
+        data = torch._C._functorch.get_unwrapped(data)
+    return data
 
 
 def check(op: str, data: Any, segments: Any, dim: Any, argument: str = "data") -> tuple[Segments, int]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from . import _numpy
 from ._dispatch import ALL_DTYPES, FLOATING, check, check_dtype, check_options, check_same_device, elsewhere, has_kernels, promoted, reference
 from .errors import sentence
-from .segments import Segments
+from .segments import Segments, _is_distributed
 
 _weighted_sum = torch.ops.fastops._segment_weighted_sum.default
 
@@ -54,6 +54,8 @@ def prepare(
     check_dtype(op, data.dtype, ALL_DTYPES)
     if not isinstance(weight, Tensor):
         raise _numpy.no_tensor(op, "weight", weight)
+    if _is_distributed(weight) and not _is_distributed(data):
+        raise TypeError(sentence(op, "weight", "be a plain tensor beside plain data", "DTensor", "pass weight.full_tensor()"))
     check_same_device(op, "weight", weight.device, data)
     check_dtype(op, weight.dtype, ALL_DTYPES, "weight")
     sizes = data.shape[dim:]

@@ -6,6 +6,7 @@ from typing import Optional
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ._dispatch import builtin_of, check, elsewhere, has_kernels, reference
 from ._typing import Array, Grouping
@@ -53,7 +54,7 @@ def segment_broadcast(
     if (
         num_rows is None
         and type(segments) is Segments
-        and isinstance(values, Tensor)
+        and (type(values) is Tensor or type(values) is Parameter)
         and not torch.compiler.is_dynamo_compiling()
         and segments._num_rows is not None
         and values.device == segments._device

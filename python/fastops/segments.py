@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import os
+import sys
 from typing import Any, Optional
 
 import numpy as np
@@ -420,6 +421,12 @@ def _has_data(tensor: Tensor) -> bool:
     return not any(cls.__name__ in ("FakeTensor", "FunctionalTensor") for cls in type(tensor).__mro__)
 
 
+def _is_distributed(value: object) -> bool:
+    """Whether it is a DTensor. There is none before somebody has imported what defines them, which takes long."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
 def _index_tensor(op: str, argument: str, given: Any) -> Tensor:
     """A tensor of row or segment numbers, that of an array on its memory."""
     tensor, convert = given, ".long()"
@@ -427,6 +434,8 @@ def _index_tensor(op: str, argument: str, given: Any) -> Tensor:
         tensor, convert = _numpy.as_tensor(op, argument, given), ".astype(numpy.int64)"
     if not isinstance(tensor, Tensor):
         raise _numpy.no_tensor(op, argument, tensor)
+    if type(tensor) is not Tensor and _is_distributed(tensor):
+        raise TypeError(sentence(op, argument, "be a plain tensor, the same on every rank", "DTensor", "pass its full_tensor()"))
     if tensor.dtype not in _INDEX_DTYPES:
         remedy = f"convert it with {convert}" if not tensor.is_complex() else ""
         raise TypeError(sentence(op, argument, "be int32 or int64", dtype_name(tensor.dtype), remedy))
