@@ -1,9 +1,8 @@
 """The way from a public function to its operator: what is checked in Python, and who answers.
 
 Checks of the grouping and of what it has to do with the data happen here; those of the data (dtype, rank) in C++, in
-the same words. Operators answer on devices that have kernels. The reference answers elsewhere, under `torch.func`
-transforms, which refuse autograd functions that are written in C++, and in forward mode, which those do not
-implement.
+the same words. Operators answer on devices that have kernels, also under `torch.func` transforms and in forward mode, by the
+rules of `_transforms`. The reference answers elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _native
+from . import _native, _transforms
 from .errors import DeviceMismatchError, dtype_name, kind, sentence
 from .segments import _INDEX_DTYPES, Segments, _check_offsets, _from_offsets, _has_data
 
@@ -76,7 +75,7 @@ def operator(name: str, options: tuple = ("fill_value",), result: Any = None) ->
             return getattr(reference(), name)(data, segments, dim=dim, **named)
         if given:
             check_options(name, data, named, result)
-        return overload(data, *segments._parts, dim, *given)
+        return call(overload, data, *segments._parts, dim, *given)
 
     return run
 
@@ -88,6 +87,17 @@ def _no_direct_way(*_: Any) -> Any:
 def builtin_of(overload: Any) -> Any:
     """The built-in function that an overload calls: a twelfth of a tiny call is saved by not calling it from Python."""
     return getattr(overload, "_op", overload)
+
+
+def call(overload: Any, *arguments: Any) -> Any:
+    """The operator, also where transforms take derivatives of it."""
+    if _transforms.traceable() if torch.compiler.is_dynamo_compiling() else not _transforms.differentiated():
+        return overload(*arguments)
+    return _transforms.call(overload, *arguments)
+
+
+def untransformed() -> bool:
+    return forward_ad._current_level < 0 and not _transforms_active()
 
 
 def reference() -> Any:
@@ -114,6 +124,8 @@ def check(op: str, data: Any, segments: Any, dim: Any, argument: str = "data") -
             raise TypeError(sentence(op, "segments", "be a Segments or a tensor of offsets", kind(segments)))
         if segments.device == data.device:
             segments = _from_offsets(op, segments, segments.is_cpu)
+    if _transforms_active() and not torch.compiler.is_dynamo_compiling() and _transforms.is_batched(segments._parts[0]):
+        _transforms.refuse_batch(op, given)
     check_same_device(op, given, segments.device, data, argument)
     dim = check_dim(op, data, dim, argument)
     expected, why = segments._num_rows, "as the segments do"
@@ -151,8 +163,6 @@ def _differ(a: Any, b: Any) -> bool:
 
 def has_kernels(op: str, data: Tensor) -> bool:
     """Whether operators may answer; raises where they could if only the build were another."""
-    if forward_ad._current_level >= 0 or _transforms_active():
-        return False
     if data.is_cpu or (data.is_cuda and _HAS_CUDA):
         return True
     if data.is_cuda and _has_data(data):

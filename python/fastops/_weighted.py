@@ -7,11 +7,12 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from ._dispatch import ALL_DTYPES, FLOATING, check, check_dtype, check_options, check_same_device, elsewhere, has_kernels, promoted, reference
+from ._dispatch import ALL_DTYPES, FLOATING, call, check, check_dtype, check_options, check_same_device, elsewhere, has_kernels, promoted, reference
 from .errors import kind, sentence
 from .segments import Segments
 
 _weighted_sum = torch.ops.fastops._segment_weighted_sum.default
+_sum = torch.ops.fastops.segment_sum.default
 
 
 def weighted_sum(
@@ -40,7 +41,7 @@ def weighted_mean(
     # Both sums in the type that is computed in, so that the quotient is rounded once; fill_value / 1 where there are no rows.
     wide = torch.float32 if result in (torch.float16, torch.bfloat16) else result
     total = _run(data, weight, segments, dim, wide, fill_value)
-    total_weight = torch.ops.fastops.segment_sum(weight.to(wide), *segments._parts, 0, None, 1)
+    total_weight = call(_sum, weight.to(wide), *segments._parts, 0, None, 1)
     return (total / expand(total_weight, data, dim)).to(result)
 
 
@@ -89,5 +90,5 @@ def _run(data: Tensor, weight: Tensor, segments: Segments, dim: int, result: tor
     if weight.shape[1:] != heads:
         weight = weight.expand(weight.shape[0], *heads)
     wide = data.dtype != into
-    total = _weighted_sum(data, weight, *segments._parts, dim, wide, fill_value)
+    total = call(_weighted_sum, data, weight, *segments._parts, dim, wide, fill_value)
     return total if into == result else total.to(result)  # under autocast 16 bits may have become float32

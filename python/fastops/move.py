@@ -7,7 +7,7 @@ from typing import Optional, Union
 import torch
 from torch import Tensor
 
-from ._dispatch import builtin_of, check, elsewhere, has_kernels, reference
+from ._dispatch import builtin_of, call, check, elsewhere, has_kernels, reference, untransformed
 from .errors import sentence
 from .segments import Segments, _integer
 
@@ -57,6 +57,7 @@ def segment_broadcast(
         and segments._num_rows is not None
         and values.device == segments._device
         and (values.is_cpu or values.is_cuda)
+        and untransformed()
         and has_kernels(_NAME, values)
     ):
         offsets, order, index = segments._parts
@@ -81,4 +82,4 @@ def segment_broadcast(
         raise ValueError(sentence(_NAME, "num_rows", "be at least 0", num_rows))
     if not has_kernels(_NAME, values):
         return reference().segment_broadcast(values, segments, dim=dim, num_rows=num_rows)
-    return _overload(values, *segments._parts, num_rows, dim)
+    return call(_overload, values, *segments._parts, num_rows, dim)

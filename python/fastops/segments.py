@@ -10,7 +10,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from . import _native  # noqa: F401  (registers the operators used below)
+from . import _native, _transforms  # the first registers the operators used below
 from .errors import dtype_name, kind, sentence
 
 __all__ = ["Segments"]
@@ -408,6 +408,8 @@ def _check_index_tensor(op: str, argument: str, tensor: object) -> None:
     if tensor.dtype not in _INDEX_DTYPES:
         remedy = "convert it with .long()" if not tensor.is_complex() else ""
         raise TypeError(sentence(op, argument, "be int32 or int64", dtype_name(tensor.dtype), remedy))
+    if _has_data(tensor) and torch._C._are_functorch_transforms_active() and _transforms.is_batched(tensor):
+        _transforms.refuse_batch(op, argument)
     if tensor.dim() != 1:
         raise ValueError(sentence(op, argument, "have 1 dimension", tensor.dim()))
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from ._dispatch import (
     ALL_DTYPES,
     FLOATING,
+    call,
     check,
     check_dtype,
     check_options,
@@ -24,6 +25,7 @@ from ._dispatch import (
     operator,
     reference,
 )
+from ._transforms import is_batched
 from .errors import kind, sentence
 from .segments import Segments, _has_data, _integer
 
@@ -98,7 +100,7 @@ def segment_topk(
     k = check_topk(data, k, largest, sorted, fill_value)
     if not has_kernels(op, data):
         return reference().segment_topk(data, segments, k, **options)
-    return torch.return_types.topk(_topk(data, *segments._parts, k, dim, largest, sorted, fill_value))
+    return torch.return_types.topk(call(_topk, data, *segments._parts, k, dim, largest, sorted, fill_value))
 
 
 def check_topk(data: Tensor, k: Any, largest: Any, sorted: Any, fill_value: Any) -> int:
@@ -199,10 +201,10 @@ def segment_quantile(
         return answer
     segments, dim = check(op, data, segments, dim)
     check_quantile(data, q, interpolation, fill_value)
-    if not has_kernels(op, data):
+    if not has_kernels(op, data) or is_batched(q):  # kernels take all data for each q
         return reference().segment_quantile(data, segments, q, **options)
     fill = None if fill_value is _NAN else fill_value
-    return _quantile(data, *segments._parts, as_tensor(q, data), dim, interpolation, fill)
+    return call(_quantile, data, *segments._parts, as_tensor(q, data), dim, interpolation, fill)
 
 
 def check_quantile(data: Tensor, q: Any, interpolation: Any, fill_value: Any) -> None:
