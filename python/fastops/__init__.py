@@ -12,7 +12,7 @@ from typing import Any as _Any
 
 import torch as _torch  # noqa: F401  (first: the binary needs its libraries)
 
-from . import _native
+from . import _native, _stand_in  # noqa: F401  (the second registers what it has)
 from ._native import build_info
 from ._offload import offload
 from .errors import DeviceMismatchError

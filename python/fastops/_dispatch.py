@@ -2,7 +2,7 @@
 
 Checks of the grouping and of what it has to do with the data happen here; those of the data (dtype, rank) in C++, in
 the same words. Operators answer on devices that have kernels, also under `torch.func` transforms and in forward mode, by the
-rules of `_transforms`. The reference answers elsewhere.
+rules of `_transforms`. On other devices the reference stands behind the operators, see `_stand_in`.
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ def operator(name: str, options: tuple = ("fill_value",), result: Any = None) ->
         if answer is not NotImplemented:
             return answer
         segments, dim = check(name, data, segments, dim)
-        if not has_kernels(name, data):
-            return getattr(reference(), name)(data, segments, dim=dim, **named)
+        check_device(name, data)
         if given:
             check_options(name, data, named, result)
         return call(overload, data, *segments._parts, dim, *given)
@@ -90,8 +89,13 @@ def builtin_of(overload: Any) -> Any:
 
 
 def call(overload: Any, *arguments: Any) -> Any:
-    """The operator, also where transforms take derivatives of it."""
-    if _transforms.traceable() if torch.compiler.is_dynamo_compiling() else not _transforms.differentiated():
+    """The operator, also where transforms take derivatives of it. A graph that cannot have it has a break there."""
+    if torch.compiler.is_dynamo_compiling():
+        data = arguments[0]
+        by_reference = not (data.is_cpu or data.is_cuda or data.is_meta)
+        if _transforms.traceable() and not (by_reference and torch.is_grad_enabled() and data.requires_grad):
+            return overload(*arguments)
+    elif not _transforms.differentiated():
         return overload(*arguments)
     return _transforms.call(overload, *arguments)
 
@@ -161,16 +165,19 @@ def _differ(a: Any, b: Any) -> bool:
     return a != b
 
 
-def has_kernels(op: str, data: Tensor) -> bool:
-    """Whether operators may answer; raises where they could if only the build were another."""
+def check_device(op: str, data: Tensor) -> None:
+    """Raises where there would be kernels if only the build were another, and lets the reference answer where there are none."""
     if data.is_cpu or (data.is_cuda and _HAS_CUDA):
-        return True
+        return
     if data.is_cuda and _has_data(data):
         reason = _native.build_info()["cuda_reason"]
         observation = f"{data.device}, and CUDA was left out of this build: {reason}"
         remedy = f"rebuild it with: {_native.rebuild_command(cuda=True)}"
         raise RuntimeError(sentence(op, "data", "be on a device that fastops was built for", observation, remedy))
-    return data.is_meta or data.is_cuda
+    if not (data.is_meta or data.is_cuda or torch.compiler.is_dynamo_compiling()):
+        from . import _stand_in  # it imports what imports this
+
+        _stand_in.register(data.device.type)
 
 
 def check_dtype(op: str, dtype: torch.dtype, accepted: tuple, argument: str = "data", remedy: str = "") -> None:

@@ -178,9 +178,11 @@ def _with_batch(tensor: Tensor, at: Optional[int], place: int, size: int) -> Ten
 # ---- derivatives ----
 
 
-@torch._disable_dynamo  # it compiles no function that has a rule for forward mode
+@torch._disable_dynamo  # which compiles no function that has a rule for forward mode
 def call(overload: Any, *arguments: Any) -> Any:
     """What an operator gives, where derivatives that it does not know of may be taken."""
+    if not differentiated():
+        return overload(*arguments)
     signature = _signature(overload)
     tensors = [arguments[number] for number in (*signature.operands, *signature.shared)]
     if not any(tensor.is_floating_point() for tensor in tensors[: len(signature.operands)]):

@@ -7,7 +7,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from ._dispatch import ALL_DTYPES, FLOATING, call, check, check_dtype, check_options, check_same_device, elsewhere, has_kernels, promoted, reference
+from ._dispatch import ALL_DTYPES, FLOATING, call, check, check_device, check_dtype, check_options, check_same_device, elsewhere, promoted
 from .errors import kind, sentence
 from .segments import Segments
 
@@ -23,8 +23,7 @@ def weighted_sum(
     if answer is not NotImplemented:
         return answer
     segments, dim, result = prepare(op, data, weight, segments, dim, dtype, fill_value)
-    if not has_kernels(op, data):
-        return reference().segment_sum(data, segments, dim=dim, dtype=dtype, fill_value=fill_value, weight=weight)
+    check_device(op, data)
     return _run(data, weight, segments, dim, result, fill_value)
 
 
@@ -36,8 +35,7 @@ def weighted_mean(
     if answer is not NotImplemented:
         return answer
     segments, dim, result = prepare(op, data, weight, segments, dim, dtype, fill_value)
-    if not has_kernels(op, data):
-        return reference().segment_mean(data, segments, dim=dim, dtype=dtype, fill_value=fill_value, weight=weight)
+    check_device(op, data)
     # Both sums in the type that is computed in, so that the quotient is rounded once; fill_value / 1 where there are no rows.
     wide = torch.float32 if result in (torch.float16, torch.bfloat16) else result
     total = _run(data, weight, segments, dim, wide, fill_value)

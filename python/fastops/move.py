@@ -7,7 +7,7 @@ from typing import Optional, Union
 import torch
 from torch import Tensor
 
-from ._dispatch import builtin_of, call, check, elsewhere, has_kernels, reference, untransformed
+from ._dispatch import _HAS_CUDA, builtin_of, call, check, check_device, elsewhere, untransformed
 from .errors import sentence
 from .segments import Segments, _integer
 
@@ -56,9 +56,8 @@ def segment_broadcast(
         and not torch.compiler.is_dynamo_compiling()
         and segments._num_rows is not None
         and values.device == segments._device
-        and (values.is_cpu or values.is_cuda)
+        and (values.is_cpu or (values.is_cuda and _HAS_CUDA))
         and untransformed()
-        and has_kernels(_NAME, values)
     ):
         offsets, order, index = segments._parts
         try:
@@ -80,6 +79,5 @@ def segment_broadcast(
         raise ValueError(sentence(_NAME, "num_rows", f"be {known}, as the segments say", num_rows))
     elif num_rows < 0:
         raise ValueError(sentence(_NAME, "num_rows", "be at least 0", num_rows))
-    if not has_kernels(_NAME, values):
-        return reference().segment_broadcast(values, segments, dim=dim, num_rows=num_rows)
+    check_device(_NAME, values)
     return call(_overload, values, *segments._parts, num_rows, dim)

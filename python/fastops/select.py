@@ -17,11 +17,11 @@ from ._dispatch import (
     FLOATING,
     call,
     check,
+    check_device,
     check_dtype,
     check_options,
     check_same_device,
     elsewhere,
-    has_kernels,
     operator,
     reference,
 )
@@ -98,8 +98,7 @@ def segment_topk(
         return answer
     segments, dim = check(op, data, segments, dim)
     k = check_topk(data, k, largest, sorted, fill_value)
-    if not has_kernels(op, data):
-        return reference().segment_topk(data, segments, k, **options)
+    check_device(op, data)
     return torch.return_types.topk(call(_topk, data, *segments._parts, k, dim, largest, sorted, fill_value))
 
 
@@ -201,7 +200,8 @@ def segment_quantile(
         return answer
     segments, dim = check(op, data, segments, dim)
     check_quantile(data, q, interpolation, fill_value)
-    if not has_kernels(op, data) or is_batched(q):  # kernels take all data for each q
+    check_device(op, data)
+    if is_batched(q):  # kernels take all data for each q
         return reference().segment_quantile(data, segments, q, **options)
     fill = None if fill_value is _NAN else fill_value
     return call(_quantile, data, *segments._parts, as_tensor(q, data), dim, interpolation, fill)
