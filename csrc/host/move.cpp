@@ -4,6 +4,7 @@
 #include <ATen/ops/gather.h>
 #include <ATen/ops/logical_and.h>
 #include <ATen/ops/logical_or.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -223,12 +224,13 @@ struct ProductBackwardFunction : torch::autograd::Function<ProductBackwardFuncti
     const int64_t dim = ctx->saved_data["dim"].toInt();
     const ScalarType type = tensors[1].scalar_type();
     const Tensor v = grads[0].to(at::kDouble), g = tensors[0].to(at::kDouble), x = tensors[1].to(at::kDouble);
-    const Tensor &product = tensors[2], &zeros = tensors[3];
-    const Tensor none = at::zeros({}, v.options());
+    const Tensor &zeros = tensors[3], none = at::zeros({}, v.options());
     const auto down = [&](const Tensor& values) { return call_broadcast(values, saved, x.sym_size(dim), dim); };
 
     const Tensor is_zero = x == 0;
     const Tensor safe = at::where(is_zero, none + 1, x);
+    // The saved product is a number to autograd, which is to see what it depends on where it takes a third derivative.
+    const Tensor product = wants_grad(x) ? call_linear(Reduction::prod, safe, saved, dim, std::nullopt, 1) : tensors[2];
     const Tensor ratio = at::where(is_zero, none, v / safe);
     const Tensor v_zero = at::where(is_zero, v, none);
     const Tensor r = call_sum(ratio, saved, dim), v_sum = call_sum(v_zero, saved, dim);
@@ -310,7 +312,8 @@ struct VarBackwardFunction : torch::autograd::Function<VarBackwardFunction> {
 
     Tensor divisor = saved.offsets.diff().to(at::kDouble) - ctx->saved_data["correction"].toDouble();
     for (int64_t d = dim + 1; d < x.dim(); ++d) divisor = divisor.unsqueeze(-1);
-    const Tensor is_defined = (divisor > 0).expand_symint(g.sym_sizes()), factor = (2 / divisor).to(g.scalar_type());
+    const Tensor is_defined = (divisor > 0).expand_symint(g.sym_sizes());
+    const Tensor factor = (2 / at::where(divisor > 0, divisor, at::ones({}, divisor.options()))).to(g.scalar_type());
     const Tensor v = at::where(down(is_defined), grads[0].to(g.scalar_type()), none);  // nothing from rows of no segment either
     const Tensor scaled = v * down(at::where(is_defined, g * factor, none));
     return {at::where(is_defined, factor * call_sum(v * (x - down(mean(x))), saved, dim), none),

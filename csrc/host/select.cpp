@@ -251,6 +251,14 @@ Tensor end_autograd(const Tensor& data, FASTOPS_GROUPING, int64_t dim, const Sca
   return call_end_value(data, {offsets, order, index}, dim, last, fill);
 }
 
+// Two dimensions as one. Not flatten, which a vmap over gradients (is_grads_batched) does not know.
+Tensor join(const Tensor& tensor, int64_t dim) {
+  c10::SmallVector<SymInt, 6> sizes(tensor.sym_sizes().begin(), tensor.sym_sizes().end());
+  sizes[dim] *= sizes[dim + 1];
+  sizes.erase(sizes.begin() + dim + 1);
+  return tensor.reshape_symint(sizes);
+}
+
 // To the rows around a quantile, by their shares. A row may be that of several: what it receives is added in the type that is
 // computed in, and rounded once.
 struct QuantileFunction : torch::autograd::Function<QuantileFunction> {
@@ -277,7 +285,7 @@ struct QuantileFunction : torch::autograd::Function<QuantileFunction> {
     const int64_t rows = ctx->saved_data["two"].toBool() ? 2 : 1;
     Tensor shares = tensors[1].reshape_symint({tensors[1].sym_size(0), tensors[1].sym_size(1) / rows, rows});
     for (int64_t d = dim + 3; d < grad.dim(); ++d) shares = shares.unsqueeze(-1);
-    const Tensor back = call_place((grad * shares).flatten(dim + 1, dim + 2), tensors[0], ctx->saved_data["num_rows"].toSymInt(), dim);
+    const Tensor back = call_place(join(grad * shares, dim + 1), tensors[0], ctx->saved_data["num_rows"].toSymInt(), dim);
     return {back.to(grads[0].scalar_type()), {}, {}, {}, {}, {}, {}, {}};
   }
 };
@@ -309,7 +317,7 @@ struct PlaceFunction : torch::autograd::Function<PlaceFunction> {
     if (grads[0].sym_size(dim) == 0 || indices.sym_numel() == 0) {  // nothing to gather, or nothing to gather from
       back = at::zeros_symint(indices.sym_sizes(), grads[0].options());
     } else {
-      const Tensor rows = indices.flatten(dim, dim + 1), zero = at::zeros({}, grads[0].options());
+      const Tensor rows = join(indices, dim), zero = at::zeros({}, grads[0].options());
       back = at::where(rows < 0, zero, grads[0].gather(dim, rows.clamp_min(0))).reshape_symint(indices.sym_sizes());
     }
     return {back, {}, {}, {}};

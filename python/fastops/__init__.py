@@ -12,7 +12,7 @@ from typing import Any as _Any
 
 import torch as _torch  # noqa: F401  (first: the binary needs its libraries)
 
-from . import _native, _onnx  # noqa: F401  (torch.onnx.export finds what the second registers)
+from . import _native, _onnx, _stand_in  # noqa: F401  (the last two register what torch and its exporter look up)
 from ._native import build_info, library_path
 from ._offload import offload
 from .errors import DeviceMismatchError

@@ -1,9 +1,8 @@
 """The way from a public function to its operator: what is checked in Python, and who answers.
 
 Checks of the grouping and of what it has to do with the data happen here; those of the data (dtype, rank) in C++, in
-the same words. Operators answer on devices that have kernels. The reference answers elsewhere, under `torch.func`
-transforms, which refuse autograd functions that are written in C++, and in forward mode, which those do not
-implement.
+the same words. Operators answer on devices that have kernels, also under `torch.func` transforms and in forward mode, by the
+rules of `_transforms`. On other devices the reference stands behind the operators, see `_stand_in`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from . import _native, _numpy
+from . import _native, _numpy, _transforms
 from .errors import DeviceMismatchError, dtype_name, kind, sentence
 from .segments import _INDEX_DTYPES, Segments, _check_offsets, _from_offsets, _has_data, _index_tensor, _is_distributed
 
@@ -75,11 +74,10 @@ def operator(name: str, options: tuple = ("fill_value",), result: Any = None) ->
         if answer is not NotImplemented:
             return answer
         segments, dim = check(name, data, segments, dim)
-        if not has_kernels(name, data):
-            return getattr(reference(), name)(data, segments, dim=dim, **named)
+        check_device(name, data)
         if given:
             check_options(name, data, named, result)
-        return overload(data, *segments._parts, dim, *given)
+        return call(overload, data, *segments._parts, dim, *given)
 
     return run
 
@@ -91,6 +89,22 @@ def _no_direct_way(*_: Any) -> Any:
 def builtin_of(overload: Any) -> Any:
     """The built-in function that an overload calls: a twelfth of a tiny call is saved by not calling it from Python."""
     return getattr(overload, "_op", overload)
+
+
+def call(overload: Any, *arguments: Any) -> Any:
+    """The operator, also where transforms take derivatives of it. A graph that cannot have it has a break there."""
+    if torch.compiler.is_dynamo_compiling():
+        data = arguments[0]
+        by_reference = not (data.is_cpu or data.is_cuda or data.is_meta)
+        if _transforms.traceable() and not (by_reference and torch.is_grad_enabled() and data.requires_grad):
+            return overload(*arguments)
+    elif not _transforms.differentiated():
+        return overload(*arguments)
+    return _transforms.call(overload, *arguments)
+
+
+def untransformed() -> bool:
+    return forward_ad._current_level < 0 and not _transforms_active()
 
 
 def reference() -> Any:
@@ -135,6 +149,8 @@ def check(op: str, data: Any, segments: Any, dim: Any, argument: str = "data") -
             raise _numpy.no_tensor(op, "segments", segments, "be a Segments, or offsets as ")
         if segments.device == data.device:
             segments = _from_offsets(op, segments, segments.is_cpu)
+    if _transforms_active() and not torch.compiler.is_dynamo_compiling() and _transforms.is_batched(segments._parts[0]):
+        _transforms.refuse_batch(op, given)
     check_same_device(op, given, segments.device, data, argument)
     dim = check_dim(op, data, dim, argument)
     expected, why = segments._num_rows, "as the segments do"
@@ -170,18 +186,19 @@ def _differ(a: Any, b: Any) -> bool:
     return a != b
 
 
-def has_kernels(op: str, data: Tensor) -> bool:
-    """Whether operators may answer; raises where they could if only the build were another."""
-    if forward_ad._current_level >= 0 or _transforms_active():
-        return False
+def check_device(op: str, data: Tensor) -> None:
+    """Raises where there would be kernels if only the build were another, and lets the reference answer where there are none."""
     if data.is_cpu or (data.is_cuda and _HAS_CUDA):
-        return True
+        return
     if data.is_cuda and _has_data(data):
         reason = _native.build_info()["cuda_reason"]
         observation = f"{data.device}, and CUDA was left out of this build: {reason}"
         remedy = f"rebuild it with: {_native.rebuild_command(cuda=True)}"
         raise RuntimeError(sentence(op, "data", "be on a device that fastops was built for", observation, remedy))
-    return data.is_meta or data.is_cuda
+    if not (data.is_meta or data.is_cuda or torch.compiler.is_dynamo_compiling()):
+        from . import _stand_in  # it imports what imports this
+
+        _stand_in.register(data.device.type)
 
 
 def check_dtype(op: str, dtype: torch.dtype, accepted: tuple, argument: str = "data", remedy: str = "") -> None:

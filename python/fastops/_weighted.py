@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from . import _numpy
-from ._dispatch import ALL_DTYPES, FLOATING, check, check_dtype, check_options, check_same_device, elsewhere, has_kernels, promoted, reference
+from ._dispatch import ALL_DTYPES, FLOATING, call, check, check_device, check_dtype, check_options, check_same_device, elsewhere, promoted
 from .errors import sentence
 from .segments import Segments, _is_distributed
 
 _weighted_sum = torch.ops.fastops._segment_weighted_sum.default
+_sum = torch.ops.fastops.segment_sum.default
 
 
 def weighted_sum(
@@ -23,8 +24,7 @@ def weighted_sum(
     if answer is not NotImplemented:
         return answer
     segments, dim, result = prepare(op, data, weight, segments, dim, dtype, fill_value)
-    if not has_kernels(op, data):
-        return reference().segment_sum(data, segments, dim=dim, dtype=dtype, fill_value=fill_value, weight=weight)
+    check_device(op, data)
     return _run(data, weight, segments, dim, result, fill_value)
 
 
@@ -36,12 +36,11 @@ def weighted_mean(
     if answer is not NotImplemented:
         return answer
     segments, dim, result = prepare(op, data, weight, segments, dim, dtype, fill_value)
-    if not has_kernels(op, data):
-        return reference().segment_mean(data, segments, dim=dim, dtype=dtype, fill_value=fill_value, weight=weight)
+    check_device(op, data)
     # Both sums in the type that is computed in, so that the quotient is rounded once; fill_value / 1 where there are no rows.
     wide = torch.float32 if result in (torch.float16, torch.bfloat16) else result
     total = _run(data, weight, segments, dim, wide, fill_value)
-    total_weight = torch.ops.fastops.segment_sum(weight.to(wide), *segments._parts, 0, None, 1)
+    total_weight = call(_sum, weight.to(wide), *segments._parts, 0, None, 1)
     return (total / expand(total_weight, data, dim)).to(result)
 
 
@@ -92,5 +91,5 @@ def _run(data: Tensor, weight: Tensor, segments: Segments, dim: int, result: tor
     if weight.shape[1:] != heads:
         weight = weight.expand(weight.shape[0], *heads)
     wide = data.dtype != into
-    total = _weighted_sum(data, weight, *segments._parts, dim, wide, fill_value)
+    total = call(_weighted_sum, data, weight, *segments._parts, dim, wide, fill_value)
     return total if into == result else total.to(result)  # under autocast 16 bits may have become float32

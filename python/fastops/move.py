@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ._dispatch import builtin_of, check, elsewhere, has_kernels, reference
+from ._dispatch import _HAS_CUDA, builtin_of, call, check, check_device, elsewhere, untransformed
 from ._typing import Array, Grouping
 from .errors import sentence
 from .segments import Segments, _integer
@@ -58,8 +58,8 @@ def segment_broadcast(
         and not torch.compiler.is_dynamo_compiling()
         and segments._num_rows is not None
         and values.device == segments._device
-        and (values.is_cpu or values.is_cuda)
-        and has_kernels(_NAME, values)
+        and (values.is_cpu or (values.is_cuda and _HAS_CUDA))
+        and untransformed()
     ):
         offsets, order, index = segments._parts
         try:
@@ -81,6 +81,5 @@ def segment_broadcast(
         raise ValueError(sentence(_NAME, "num_rows", f"be {known}, as the segments say", num_rows))
     elif num_rows < 0:
         raise ValueError(sentence(_NAME, "num_rows", "be at least 0", num_rows))
-    if not has_kernels(_NAME, values):
-        return reference().segment_broadcast(values, segments, dim=dim, num_rows=num_rows)
-    return _overload(values, *segments._parts, num_rows, dim)
+    check_device(_NAME, values)
+    return call(_overload, values, *segments._parts, num_rows, dim)

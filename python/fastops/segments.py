@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import _native  # noqa: F401  (registers the operators used below)
-from . import _numpy
+from . import _native, _numpy, _transforms  # the first registers the operators used below
 from .errors import dtype_name, kind, sentence
 
 __all__ = ["Segments"]
@@ -38,7 +37,8 @@ class Segments:
     The object is immutable: its attributes cannot be set, and `to`, `cpu`, `cuda` and `pin_memory` return a new object
     (or this one where nothing changes), as those of a tensor do and unlike those of a module. The tensors
     that it was made from are kept without a copy; changing one in place afterwards breaks the grouping, and a backward
-    that needs the old one says so. Arrays of NumPy are tensors on their memory, of whose change nothing is noticed. What was not given is computed on first use and kept.
+    that needs the old one says so. Arrays of NumPy are tensors on their memory, of whose change nothing is noticed. What
+    was not given is computed on first use and kept.
 
     It pickles, deep-copies, passes between processes and is a node of `torch.utils._pytree`, whose leaves are
     `offsets` and, for rows that do not stand in order, `order` and `index`. Two objects are equal if they are the
@@ -439,6 +439,8 @@ def _index_tensor(op: str, argument: str, given: Any) -> Tensor:
     if tensor.dtype not in _INDEX_DTYPES:
         remedy = f"convert it with {convert}" if not tensor.is_complex() else ""
         raise TypeError(sentence(op, argument, "be int32 or int64", dtype_name(tensor.dtype), remedy))
+    if _has_data(tensor) and torch._C._are_functorch_transforms_active() and _transforms.is_batched(tensor):
+        _transforms.refuse_batch(op, argument)
     if tensor.dim() != 1:
         raise ValueError(sentence(op, argument, "have 1 dimension", tensor.dim()))
     return tensor

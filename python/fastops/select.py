@@ -16,15 +16,17 @@ from . import _numpy
 from ._dispatch import (
     ALL_DTYPES,
     FLOATING,
+    call,
     check,
+    check_device,
     check_dtype,
     check_options,
     check_same_device,
     elsewhere,
-    has_kernels,
     operator,
     reference,
 )
+from ._transforms import is_batched
 from ._typing import Array, Grouping, Number, Operator, PairOperator, ValuesAndIndices, named
 from .errors import kind, sentence
 from .segments import _has_data, _integer
@@ -98,9 +100,8 @@ def segment_topk(
         return answer
     segments, dim = check(op, data, segments, dim)
     k = check_topk(data, k, largest, sorted, fill_value)
-    if not has_kernels(op, data):
-        return reference().segment_topk(data, segments, k, **options)
-    return _named_topk(_topk(data, *segments._parts, k, dim, largest, sorted, fill_value))
+    check_device(op, data)
+    return _named_topk(call(_topk, data, *segments._parts, k, dim, largest, sorted, fill_value))
 
 
 def check_topk(data: Tensor, k: Any, largest: Any, sorted: Any, fill_value: Any) -> int:
@@ -201,10 +202,11 @@ def segment_quantile(
         return answer
     segments, dim = check(op, data, segments, dim)
     check_quantile(data, q, interpolation, fill_value)
-    if not has_kernels(op, data):
+    check_device(op, data)
+    if is_batched(q):  # kernels take all data for each q
         return reference().segment_quantile(data, segments, q, **options)
     fill = None if fill_value is _NAN else fill_value
-    return _quantile(data, *segments._parts, as_tensor(q, data), dim, interpolation, fill)
+    return call(_quantile, data, *segments._parts, as_tensor(q, data), dim, interpolation, fill)
 
 
 def check_quantile(data: Tensor, q: Any, interpolation: Any, fill_value: Any) -> None:
