@@ -50,6 +50,7 @@ def _answer(op: str, data: Any, segments: Any, options: dict) -> Any:
     return type(result)([_array(op, part) for part in result]) if isinstance(result, tuple) else _array(op, result)
 
 
+# Not torch.compiler.disable, which imports the compiler at once.
 _answer_outside = torch._disable_dynamo(_answer)
 
 
