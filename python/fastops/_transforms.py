@@ -25,21 +25,9 @@ from .errors import sentence
 # Arguments that are the same for all of a batch. `q` is a number, or a dimension in front of the result.
 _SHARED = ("offsets", "order", "index", "q")
 
-PUBLIC = tuple(
-    f"segment_{verb}"
-    for verb in (
-        "all amax amin any argmax argmin argsort broadcast cummax cummin cumprod cumsum first last log_softmax logcumsumexp "
-        "logsumexp max mean median min mode nunique prod quantile softmax sort std sum topk var"
-    ).split()
-)
-_INTERNAL = tuple(
-    f"_segment_{verb}"
-    for verb in (
-        "amax_count amin_count dot end extremum_backward linear_scan log_softmax_backward logsumexp_backward logsumexp_wide "
-        "mean_backward moments place prod_backward prod_parts quantile select_backward softmax_backward var_backward "
-        "weighted_broadcast weighted_sum"
-    ).split()
-)
+_ALL = sorted(name.removeprefix("fastops::") for name in torch._C._dispatch_get_all_op_names() if name.startswith("fastops::"))
+PUBLIC = tuple(name for name in _ALL if name.startswith("segment_"))
+_INTERNAL = tuple(name for name in _ALL if name.startswith("_segment_"))
 
 _library = torch.library.Library("fastops", "IMPL")
 
