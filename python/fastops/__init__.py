@@ -13,6 +13,7 @@ from typing import Any as _Any
 import torch as _torch  # noqa: F401  (first: the binary needs its libraries)
 
 from . import _native
+from ._collate import Batch, collate
 from ._native import build_info
 from ._offload import offload
 from .errors import DeviceMismatchError
@@ -37,9 +38,11 @@ from .segments import Segments
 from .select import segment_first, segment_last, segment_median, segment_quantile, segment_topk
 
 __all__ = [
+    "Batch",
     "DeviceMismatchError",
     "Segments",
     "build_info",
+    "collate",
     "offload",
     "segment_all",
     "segment_amax",
