@@ -109,7 +109,7 @@ def graph(nodes, sources, targets, label):
     return {"nodes": {"x": torch.arange(2.0 * nodes).reshape(nodes, 2), "kind": "atom"}, "edges": edges, "label": label}
 
 
-GRAPHS = [graph(3, [0, 2, 1], [1, 0, -1], 5), graph(0, [], [], 6), graph(1, [0], [0], 7), graph(2, [1, 0], [0, 1], 8)]
+GRAPHS = [graph(3, [0, 2, 1], [1, 0, -1], 5), graph(0, [], [], 6), graph(1, [0], [0], 7), graph(2, [1, 0], [0, -1], 8)]
 SHIFT = {"edges.source": "nodes.x", "edges.target": "nodes.x"}
 
 
@@ -125,7 +125,7 @@ def test_groups():
 def test_shift():
     batch = collate(GRAPHS, shift=SHIFT)
     assert batch.edges.source.tolist() == [0, 2, 1, 3, 5, 4] and batch.edges.source.dtype == torch.int64
-    assert batch.edges.target.tolist() == [1, 0, -1, 3, 4, 5] and batch.edges.target.dtype == torch.int32
+    assert batch.edges.target.tolist() == [1, 0, -1, 3, 4, -1] and batch.edges.target.dtype == torch.int32
     assert GRAPHS[3]["edges"]["source"].tolist() == [1, 0], "the items are left as they were"
     pairs = [(torch.ones(n), torch.zeros(n - 1, 2, dtype=torch.int64)) for n in (3, 2)]
     batch = collate([{"a": (x,), "b": (numbers,)} for x, numbers in pairs], shift={"b.0": "a.0"})

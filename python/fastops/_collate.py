@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Collection, Iterator, Optional, Union
+from typing import Any, Collection, Iterable, Iterator, Optional, Union
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ class Batch:
 
     segments: Segments
 
-    def __init__(self, parts: Union[Mapping, Collection[tuple]]) -> None:
+    def __init__(self, parts: Union[Mapping, Iterable[tuple]]) -> None:
         self._parts = dict(parts)
 
     def __getattr__(self, name: str) -> Any:
