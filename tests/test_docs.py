@@ -14,6 +14,7 @@ import fastops
 
 MODULES = (
     "fastops",
+    "fastops._collate",
     "fastops._offload",
     "fastops.move",
     "fastops.order",

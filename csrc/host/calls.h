@@ -30,9 +30,9 @@ inline void save_grouping(torch::autograd::AutogradContext* ctx, std::initialize
   ctx->save_for_backward(std::move(all));
 }
 
-// The grouping saved behind `before` other tensors.
-inline SavedGrouping saved_grouping(torch::autograd::AutogradContext* ctx, size_t before) {
-  const auto tensors = ctx->get_saved_variables();
+// The grouping saved behind `before` other tensors. They are asked for once in a derivative: activation checkpointing lets
+// nobody ask twice.
+inline SavedGrouping saved_grouping(const torch::autograd::variable_list& tensors, size_t before) {
   const auto optional = [](const Tensor& tensor) { return tensor.defined() ? OptionalTensor(tensor) : std::nullopt; };
   return {tensors[before], optional(tensors[before + 1]), optional(tensors[before + 2])};
 }
@@ -242,7 +242,7 @@ torch::autograd::variable_list forward_select(torch::autograd::AutogradContext* 
 // One row of each segment.
 inline Tensor backward_one(torch::autograd::AutogradContext* ctx, const Tensor& grad) {
   const auto tensors = ctx->get_saved_variables();
-  return call_select_backward(grad, tensors[0], saved_grouping(ctx, 1), ctx->saved_data["num_rows"].toSymInt(),
+  return call_select_backward(grad, tensors[0], saved_grouping(tensors, 1), ctx->saved_data["num_rows"].toSymInt(),
                               ctx->saved_data["dim"].toInt());
 }
 

@@ -123,8 +123,8 @@ struct BroadcastFunction : torch::autograd::Function<BroadcastFunction<mean>> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    return {call_linear(mean ? Reduction::mean : Reduction::sum, grads[0], saved_grouping(ctx, 0), ctx->saved_data["dim"].toInt(),
-                        std::nullopt, 0),
+    const auto saved = saved_grouping(ctx->get_saved_variables(), 0);
+    return {call_linear(mean ? Reduction::mean : Reduction::sum, grads[0], saved, ctx->saved_data["dim"].toInt(), std::nullopt, 0),
             {}, {}, {}, {}, {}};
   }
 };
@@ -181,7 +181,7 @@ struct ExtremumBackwardFunction : torch::autograd::Function<ExtremumBackwardFunc
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto tensors = ctx->get_saved_variables();
-    const auto saved = saved_grouping(ctx, 3);
+    const auto saved = saved_grouping(tensors, 3);
     const int64_t dim = ctx->saved_data["dim"].toInt();
     const Tensor &data = tensors[0], &counts = tensors[2];
     const Tensor best = call_broadcast(tensors[1], saved, data.sym_size(dim), dim);
@@ -220,7 +220,7 @@ struct ProductBackwardFunction : torch::autograd::Function<ProductBackwardFuncti
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto tensors = ctx->get_saved_variables();
-    const auto saved = saved_grouping(ctx, 4);
+    const auto saved = saved_grouping(tensors, 4);
     const int64_t dim = ctx->saved_data["dim"].toInt();
     const ScalarType type = tensors[1].scalar_type();
     const Tensor v = grads[0].to(at::kDouble), g = tensors[0].to(at::kDouble), x = tensors[1].to(at::kDouble);
@@ -268,7 +268,7 @@ struct LogSumExpBackwardFunction : torch::autograd::Function<LogSumExpBackwardFu
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto tensors = ctx->get_saved_variables();
-    const auto saved = saved_grouping(ctx, 2);
+    const auto saved = saved_grouping(tensors, 2);
     const int64_t dim = ctx->saved_data["dim"].toInt();
     const ScalarType type = tensors[1].scalar_type(), wide = computed_in(type);
     const Tensor share = call_softmax(false, tensors[1].to(wide), saved, dim), v = grads[0].to(wide);
@@ -303,7 +303,7 @@ struct VarBackwardFunction : torch::autograd::Function<VarBackwardFunction> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto tensors = ctx->get_saved_variables();
-    const auto saved = saved_grouping(ctx, 2);
+    const auto saved = saved_grouping(tensors, 2);
     const int64_t dim = at::maybe_wrap_dim(ctx->saved_data["dim"].toInt(), tensors[1].dim());
     const Tensor& g = tensors[0];
     const Tensor x = tensors[1].to(g.scalar_type()), none = at::zeros({}, g.options());

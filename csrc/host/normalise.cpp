@@ -70,7 +70,7 @@ struct SoftmaxFunction : torch::autograd::Function<SoftmaxFunction<log>> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto tensors = ctx->get_saved_variables();
-    return {call_softmax_backward(log, grads[0], tensors[0], saved_grouping(ctx, 1), ctx->saved_data["dim"].toInt()),
+    return {call_softmax_backward(log, grads[0], tensors[0], saved_grouping(tensors, 1), ctx->saved_data["dim"].toInt()),
             {}, {}, {}, {}};
   }
 };
@@ -104,7 +104,7 @@ struct SoftmaxBackwardFunction : torch::autograd::Function<SoftmaxBackwardFuncti
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto tensors = ctx->get_saved_variables();
-    const auto saved = saved_grouping(ctx, 2);
+    const auto saved = saved_grouping(tensors, 2);
     const int64_t dim = ctx->saved_data["dim"].toInt();
     // In the type that is computed in: products of 16-bit numbers leave their range where the result does not.
     const ScalarType type = tensors[1].scalar_type(), wide = computed_in(type);

@@ -181,7 +181,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction<reduction>> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const auto saved = saved_grouping(ctx, 0);
+    const auto saved = saved_grouping(ctx->get_saved_variables(), 0);
     const int64_t dim = ctx->saved_data["dim"].toInt();
     const SymInt num_rows = ctx->saved_data["num_rows"].toSymInt();
     const auto dtype = ctx->saved_data.find("dtype");
@@ -219,7 +219,7 @@ struct ProductFunction : torch::autograd::Function<ProductFunction> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto tensors = ctx->get_saved_variables();
-    const auto saved = saved_grouping(ctx, 1);
+    const auto saved = saved_grouping(tensors, 1);
     const int64_t dim = ctx->saved_data["dim"].toInt();
     const Tensor data = without_others(tensors[0], saved, dim, 1);
     const auto [product, zeros] = call_prod_parts(data, saved, dim);
@@ -251,7 +251,7 @@ struct ExtremumFunction : torch::autograd::Function<ExtremumFunction<reduction>>
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto tensors = ctx->get_saved_variables();
-    const auto saved = saved_grouping(ctx, 3);
+    const auto saved = saved_grouping(tensors, 3);
     return {call_extremum_backward(grads[0], tensors[0], tensors[1], tensors[2], saved, ctx->saved_data["dim"].toInt()),
             {}, {}, {}, {}, {}};
   }
@@ -283,7 +283,7 @@ struct SelectFunction : torch::autograd::Function<SelectFunction<reduction>> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto tensors = ctx->get_saved_variables();
-    const auto saved = saved_grouping(ctx, 1);
+    const auto saved = saved_grouping(tensors, 1);
     return {call_select_backward(grads[0], tensors[0], saved, ctx->saved_data["num_rows"].toSymInt(),
                                  ctx->saved_data["dim"].toInt()),
             {}, {}, {}, {}, {}};
@@ -314,7 +314,7 @@ struct LogSumExpFunction : torch::autograd::Function<LogSumExpFunction> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto tensors = ctx->get_saved_variables();
-    return {call_logsumexp_backward(grads[0], tensors[0], tensors[1], saved_grouping(ctx, 2), ctx->saved_data["dim"].toInt()),
+    return {call_logsumexp_backward(grads[0], tensors[0], tensors[1], saved_grouping(tensors, 2), ctx->saved_data["dim"].toInt()),
             {}, {}, {}, {}, {}};
   }
 };
@@ -335,7 +335,7 @@ struct SpreadFunction : torch::autograd::Function<SpreadFunction<root>> {
   static Tensor forward(AutogradContext* ctx, const Tensor& data, FASTOPS_GROUPING, int64_t dim, double correction, const Scalar& fill) {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto [values, mean] = call_moments(root, data, {offsets, order, index}, dim, correction, fill);
-    save_grouping(ctx, {data, mean, values}, {offsets, order, index});
+    save_grouping(ctx, {data, mean, root ? values : Tensor()}, {offsets, order, index});
     ctx->saved_data["dim"] = dim;
     ctx->saved_data["correction"] = correction;
     return values;
@@ -343,7 +343,7 @@ struct SpreadFunction : torch::autograd::Function<SpreadFunction<root>> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto tensors = ctx->get_saved_variables();
-    const auto saved = saved_grouping(ctx, 3);
+    const auto saved = saved_grouping(tensors, 3);
     const Tensor &data = tensors[0], &mean = tensors[1];
     Tensor grad = grads[0].to(mean.scalar_type());
     if (root) {

@@ -111,7 +111,7 @@ struct LinearScanFunction : torch::autograd::Function<LinearScanFunction> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto tensors = ctx->get_saved_variables();
-    const Tensor back = call_linear_scan(tensors[0], grads[0], saved_grouping(ctx, 2), ctx->saved_data["dim"].toInt(),
+    const Tensor back = call_linear_scan(tensors[0], grads[0], saved_grouping(tensors, 2), ctx->saved_data["dim"].toInt(),
                                          !ctx->saved_data["reverse"].toBool());
     return {back * tensors[1], back, {}, {}, {}, {}, {}};
   }
@@ -140,11 +140,13 @@ void save_scan(AutogradContext* ctx, std::initializer_list<Tensor> tensors, cons
 }
 
 struct SavedScan {
+  variable_list tensors;
   SavedGrouping grouping;
   int64_t dim;
   bool exclusive, reverse;
   SavedScan(AutogradContext* ctx, size_t before)
-      : grouping(saved_grouping(ctx, before)),
+      : tensors(ctx->get_saved_variables()),
+        grouping(saved_grouping(tensors, before)),
         dim(ctx->saved_data["dim"].toInt()),
         exclusive(ctx->saved_data["exclusive"].toBool()),
         reverse(ctx->saved_data["reverse"].toBool()) {}
@@ -178,8 +180,8 @@ struct CumprodFunction : torch::autograd::Function<CumprodFunction> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const SavedScan saved(ctx, 1);
-    const ScalarType type = ctx->get_saved_variables()[0].scalar_type(), wide = computed_in(type);
-    const Tensor data = without_others(ctx->get_saved_variables()[0].to(wide), saved.grouping, saved.dim, 0), grad = grads[0].to(wide);
+    const ScalarType type = saved.tensors[0].scalar_type(), wide = computed_in(type);
+    const Tensor data = without_others(saved.tensors[0].to(wide), saved.grouping, saved.dim, 0), grad = grads[0].to(wide);
     const Tensor before = call_cumulative(Scan::prod, data, saved.grouping, saved.dim, true, saved.reverse);
     const Tensor back = handed_back(data, grad, saved.grouping, saved.dim, saved.exclusive, saved.reverse);
     return {(before * back).to(type), {}, {}, {}, {}, {}, {}};
@@ -216,7 +218,7 @@ struct CumulativeExtremumFunction : torch::autograd::Function<CumulativeExtremum
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const SavedScan saved(ctx, 1);
-    const Tensor rows = ctx->get_saved_variables()[0];
+    const Tensor& rows = saved.tensors[0];
     Tensor number = at::arange(rows.sym_size(saved.dim), rows.options());
     for (int64_t d = saved.dim + 1; d < rows.dim(); ++d) number = number.unsqueeze(-1);
     const ScalarType type = grads[0].scalar_type(), wide = computed_in(type);
@@ -246,13 +248,14 @@ struct LogcumsumexpFunction : torch::autograd::Function<LogcumsumexpFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& data, FASTOPS_GROUPING, int64_t dim, bool exclusive, bool reverse) {
     at::AutoDispatchBelowADInplaceOrView guard;
     const Tensor result = call_logcumsumexp(data, {offsets, order, index}, dim, exclusive, reverse);
-    save_scan(ctx, {data, result}, {offsets, order, index}, dim, exclusive, reverse);
+    const bool is_rounded = computed_in(data.scalar_type()) != data.scalar_type();  // then of no use to the derivative
+    save_scan(ctx, {data, is_rounded ? Tensor() : result}, {offsets, order, index}, dim, exclusive, reverse);
     return result;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const auto tensors = ctx->get_saved_variables();
     const SavedScan saved(ctx, 2);
+    const auto& tensors = saved.tensors;
     const ScalarType type = tensors[0].scalar_type(), wide = computed_in(type);
     const double nothing = -std::numeric_limits<double>::infinity();
     const Tensor x = without_others(tensors[0].to(wide), saved.grouping, saved.dim, nothing), grad = grads[0].to(wide);

@@ -92,7 +92,9 @@ Tensor segment_dot(const Tensor& values, const Tensor& data, FASTOPS_GROUPING, i
   return out;
 }
 
-// Derivatives. Each operator saves its two arguments and the derivatives are the other two operators.
+// Derivatives. Those of each operator are the other two, and each argument is saved where the other has one.
+
+Tensor saved_for(const Tensor& other, const Tensor& argument) { return other.requires_grad() ? argument : Tensor(); }
 
 struct WeightedSumFunction : torch::autograd::Function<WeightedSumFunction> {
   static constexpr bool is_traceable = true;
@@ -100,19 +102,22 @@ struct WeightedSumFunction : torch::autograd::Function<WeightedSumFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& data, const Tensor& weight, FASTOPS_GROUPING, int64_t dim, bool wide,
                         const at::Scalar& fill) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    save_grouping(ctx, {data, weight}, {offsets, order, index});
+    save_grouping(ctx, {saved_for(weight, data), saved_for(data, weight)}, {offsets, order, index});
     ctx->saved_data["dim"] = dim;
+    ctx->saved_data["dtype"] = data.scalar_type();
+    ctx->saved_data["weight_dim"] = weight.dim();
     return call_weighted_sum(data, weight, {offsets, order, index}, dim, wide, fill);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto tensors = ctx->get_saved_variables();
-    const auto saved = saved_grouping(ctx, 2);
+    const auto saved = saved_grouping(tensors, 2);
     const int64_t dim = ctx->saved_data["dim"].toInt();
-    const Tensor &data = tensors[0], &weight = tensors[1], grad = grads[0].to(weight.scalar_type());
+    const ScalarType type = ctx->saved_data["dtype"].toScalarType();
+    const Tensor grad = grads[0].to(computed_in(type));
     variable_list back(8);
-    if (ctx->needs_input_grad(0)) back[0] = call_weighted_broadcast(grad, weight, saved, dim, data.scalar_type());
-    if (ctx->needs_input_grad(1)) back[1] = call_dot(grad, data, saved, dim, weight.dim());
+    if (ctx->needs_input_grad(0)) back[0] = call_weighted_broadcast(grad, tensors[1], saved, dim, type);
+    if (ctx->needs_input_grad(1)) back[1] = call_dot(grad, tensors[0], saved, dim, ctx->saved_data["weight_dim"].toInt());
     return back;
   }
 };
@@ -122,18 +127,19 @@ struct WeightedBroadcastFunction : torch::autograd::Function<WeightedBroadcastFu
 
   static Tensor forward(AutogradContext* ctx, const Tensor& values, const Tensor& weight, FASTOPS_GROUPING, int64_t dim, ScalarType dtype) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    save_grouping(ctx, {values, weight}, {offsets, order, index});
+    save_grouping(ctx, {saved_for(weight, values), saved_for(values, weight)}, {offsets, order, index});
     ctx->saved_data["dim"] = dim;
+    ctx->saved_data["weight_dim"] = weight.dim();
     return call_weighted_broadcast(values, weight, {offsets, order, index}, dim, dtype);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto tensors = ctx->get_saved_variables();
-    const auto saved = saved_grouping(ctx, 2);
+    const auto saved = saved_grouping(tensors, 2);
     const int64_t dim = ctx->saved_data["dim"].toInt();
     variable_list back(7);
     if (ctx->needs_input_grad(0)) back[0] = call_weighted_sum(grads[0], tensors[1], saved, dim, true, 0);
-    if (ctx->needs_input_grad(1)) back[1] = call_dot(tensors[0], grads[0], saved, dim, tensors[1].dim());
+    if (ctx->needs_input_grad(1)) back[1] = call_dot(tensors[0], grads[0], saved, dim, ctx->saved_data["weight_dim"].toInt());
     return back;
   }
 };
@@ -143,18 +149,21 @@ struct DotFunction : torch::autograd::Function<DotFunction> {
 
   static Tensor forward(AutogradContext* ctx, const Tensor& values, const Tensor& data, FASTOPS_GROUPING, int64_t dim, int64_t weight_dim) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    save_grouping(ctx, {values, data}, {offsets, order, index});
+    save_grouping(ctx, {saved_for(data, values), saved_for(values, data)}, {offsets, order, index});
     ctx->saved_data["dim"] = dim;
+    ctx->saved_data["dtype"] = data.scalar_type();
     return call_dot(values, data, {offsets, order, index}, dim, weight_dim);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto tensors = ctx->get_saved_variables();
-    const auto saved = saved_grouping(ctx, 2);
+    const auto saved = saved_grouping(tensors, 2);
     const int64_t dim = ctx->saved_data["dim"].toInt();
     variable_list back(7);
     if (ctx->needs_input_grad(0)) back[0] = call_weighted_sum(tensors[1], grads[0], saved, dim, true, 0);
-    if (ctx->needs_input_grad(1)) back[1] = call_weighted_broadcast(tensors[0], grads[0], saved, dim, tensors[1].scalar_type());
+    if (ctx->needs_input_grad(1)) {
+      back[1] = call_weighted_broadcast(tensors[0], grads[0], saved, dim, ctx->saved_data["dtype"].toScalarType());
+    }
     return back;
   }
 };

@@ -13,6 +13,7 @@ from typing import Any as _Any
 import torch as _torch  # noqa: F401  (first: the binary needs its libraries)
 
 from . import _native, _onnx, _stand_in  # noqa: F401  (the last two register what torch and its exporter look up)
+from ._collate import Batch, collate
 from ._native import build_info, library_path
 from ._offload import offload
 from .errors import DeviceMismatchError
@@ -37,9 +38,11 @@ from .segments import Segments
 from .select import segment_first, segment_last, segment_median, segment_quantile, segment_topk
 
 __all__ = [
+    "Batch",
     "DeviceMismatchError",
     "Segments",
     "build_info",
+    "collate",
     "library_path",
     "offload",
     "segment_all",

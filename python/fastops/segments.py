@@ -279,12 +279,11 @@ class Segments:
     def order(self) -> Optional[Tensor]:
         """`[<= N]`: the rows grouped by segment, ascending inside each; None when they already stand in order.
         Rows that belong to no segment are left out."""
-        order = self._parts[1]
-        if order is not None and self._tail_unknown:
-            order = order.narrow(0, 0, int(self._parts[0][-1]))
-            self._parts = (self._parts[0], order, self._parts[2])
+        if self._tail_unknown:  # asked before the parts are read, which another thread may be about to replace
+            offsets, order, index = self._parts
+            self._parts = (offsets, order.narrow(0, 0, int(offsets[-1])), index)
             self._tail_unknown = False
-        return order
+        return self._parts[1]
 
     @property
     def index(self) -> Tensor:
