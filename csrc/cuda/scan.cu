@@ -33,8 +33,10 @@
 #include <cuda_runtime.h>
 
 #include <cstring>
-#include <cuda/atomic>
 #include <type_traits>
+#ifndef __HIP_PLATFORM_AMD__
+#include <cuda/atomic>
+#endif
 
 #include "cuda/launch.cuh"
 #include "cuda/stacked.cuh"
@@ -169,13 +171,22 @@ struct Nodes {
   }
   // What was written before it was published can be read after this, by the whole block behind a barrier.
   __device__ __forceinline__ void await(int64_t maker, int level) const {
+#ifdef __HIP_PLATFORM_AMD__
+    while (__hip_atomic_load(progress + maker, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT) <= level) {
+    }
+#else
     const ::cuda::atomic_ref<int, ::cuda::thread_scope_device> made(progress[maker]);
     while (made.load(::cuda::memory_order_acquire) <= level) {
     }
+#endif
   }
   // By one thread, behind a barrier after which all have written theirs.
   __device__ __forceinline__ void publish(int levels) const {
+#ifdef __HIP_PLATFORM_AMD__
+    __hip_atomic_store(progress + unit, levels, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
+#else
     ::cuda::atomic_ref<int, ::cuda::thread_scope_device>(progress[unit]).store(levels, ::cuda::memory_order_release);
+#endif
   }
 
   // What the nodes in slots from the first one on come to, to the first of kJoinLanes lanes; whether there are any.

@@ -23,6 +23,10 @@
 #include "kernels.h"
 #include "keys.h"
 
+#ifdef __HIP_PLATFORM_AMD__
+namespace cub = hipcub;  // torch's hipify renames what sorts, but not the buffers
+#endif
+
 namespace fastops::cuda {
 namespace {
 

@@ -5,6 +5,7 @@
 #include <ATen/ops/logical_and.h>
 #include <ATen/ops/logical_or.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -229,12 +230,14 @@ struct ProductBackwardFunction : torch::autograd::Function<ProductBackwardFuncti
 
     const Tensor is_zero = x == 0;
     const Tensor safe = at::where(is_zero, none + 1, x);
-    // The saved product is a number to autograd, which is to see what it depends on where it takes a third derivative.
-    const Tensor product = wants_grad(x) ? call_linear(Reduction::prod, safe, saved, dim, std::nullopt, 1) : tensors[2];
+    // The saved product is a number to autograd, which is to see what it depends on where it takes a derivative of all this.
+    const bool further = wants_grad(x);
+    const Tensor product = further ? call_linear(Reduction::prod, safe, saved, dim, std::nullopt, 1) : tensors[2];
     const Tensor ratio = at::where(is_zero, none, v / safe);
     const Tensor v_zero = at::where(is_zero, v, none);
     const Tensor r = call_sum(ratio, saved, dim), v_sum = call_sum(v_zero, saved, dim);
-    const Tensor to_grad = at::where(zeros == 0, product * r, at::where(zeros == 1, product * v_sum, none));
+    const Tensor to_grad = further ? call_sum(v * call_prod_backward(at::ones_like(g), x, tensors[2], zeros, saved, dim), saved, dim)
+                                   : at::where(zeros == 0, product * r, at::where(zeros == 1, product * v_sum, none));
 
     const Tensor count = down(zeros), share = down(g * product), row_r = down(r), row_v = down(v_sum);
     const Tensor nonzero = at::where(count == 0, share * (row_r - ratio) / safe, at::where(count == 1, share * row_v / safe, none));
