@@ -7,9 +7,9 @@ from typing import Optional, Union
 import torch
 from torch import Tensor
 
-from ._dispatch import builtin_of, check, elsewhere, has_kernels, reference
+from ._dispatch import builtin_of, check, differ, elsewhere, has_kernels, reference
 from .errors import sentence
-from .segments import Segments, _integer
+from .segments import Segments, _integer, _is_number
 
 __all__ = ["segment_broadcast"]
 
@@ -74,10 +74,10 @@ def segment_broadcast(
     segments, dim = check(_NAME, values, segments, dim, "values")
     known = segments._num_rows
     if num_rows is None:
-        num_rows = segments.num_rows if known is None else known
-    elif known is not None and num_rows != known:
+        num_rows = segments.num_rows
+    elif known is not None and differ(num_rows, known):
         raise ValueError(sentence(_NAME, "num_rows", f"be {known}, as the segments say", num_rows))
-    elif num_rows < 0:
+    elif _is_number(num_rows) and num_rows < 0:
         raise ValueError(sentence(_NAME, "num_rows", "be at least 0", num_rows))
     if not has_kernels(_NAME, values):
         return reference().segment_broadcast(values, segments, dim=dim, num_rows=num_rows)
