@@ -9,6 +9,7 @@ implement.
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, Callable
 
 import torch
@@ -67,7 +68,7 @@ def operator(name: str, options: tuple = ("fill_value",), result: Any = None) ->
                 check_options(name, data, dict(zip(options, given)), result)
                 return function(data, *parts, dim, *given)
 
-        named = dict(zip(options, given))
+        named = dict(zip(options, given)) if given else {}
         answer = elsewhere(name, data, segments, dim=dim, **named)
         if answer is not NotImplemented:
             return answer
@@ -100,7 +101,19 @@ def elsewhere(op: str, data: Any, segments: Any, **options: Any) -> Any:
     """What the function `op` gives for data that is no plain tensor; NotImplemented where that is none of those known."""
     if type(data) is Tensor:
         return NotImplemented
+    if isinstance(data, torch.fx.Proxy):
+        return _symbolically(op, data, segments, options)
     return NotImplemented
+
+
+def _symbolically(op: str, data: torch.fx.Proxy, segments: Any, options: dict) -> Any:
+    """The call as one node of the graph that `torch.fx.symbolic_trace` makes; segments that it does not take itself are made there."""
+    if isinstance(segments, Segments):
+        segments = data.tracer.create_proxy("call_function", *segments.__reduce__(), {})
+    result = data.tracer.create_proxy("call_function", getattr(sys.modules[__package__], op), (data, segments), options)
+    if len(getattr(torch.ops.fastops, op).default._schema.returns) == 1:
+        return result
+    return getattr(torch.return_types, op.removeprefix("segment_"))((result[0], result[1]))
 
 
 def check(op: str, data: Any, segments: Any, dim: Any, argument: str = "data") -> tuple[Segments, int]:

@@ -216,9 +216,10 @@ class Segments:
             num_kept = int(offsets[-1])
         if num_kept is not None:
             order = order.narrow(0, 0, num_kept)
-        segments = _new(offsets, order, index, index.size(0))
+        num_rows = None if torch.jit.is_tracing() else index.size(0)  # which would be a constant of the trace
+        segments = _new(offsets, order, index, num_rows)
         may_lack = ignore_index is not None or not check_invariants
-        segments._tail_unknown = num_kept is None and may_lack and (known or torch.compiler.is_compiling())
+        segments._tail_unknown = num_kept is None and may_lack and (known or _in_graph())
         return segments
 
     @staticmethod
@@ -269,11 +270,15 @@ class Segments:
         Rows that belong to no segment are left out."""
         order = self._parts[1]
         if order is not None and self._tail_unknown:
-            kept = self._parts[0][-1].item()
-            if torch.compiler.is_compiling():
-                torch._check(kept >= 0)
-                torch._check(kept <= order.size(0))
-            order = order.narrow(0, 0, kept)
+            kept = self._parts[0][-1]
+            if torch.jit.is_tracing():
+                order = order[:kept]
+            else:
+                kept = kept.item()
+                if torch.compiler.is_compiling():
+                    torch._check(kept >= 0)
+                    torch._check(kept <= order.size(0))
+                order = order.narrow(0, 0, kept)
             self._parts = (self._parts[0], order, self._parts[2])
             self._tail_unknown = False
         return order
@@ -315,7 +320,10 @@ class Segments:
         if self._parts[2] is not None:
             return self._parts[2].size(0)
         if self._num_rows is None:
-            num_rows = self._parts[0][-1].item()
+            num_rows = self._parts[0][-1]
+            if torch.jit.is_tracing():
+                return num_rows
+            num_rows = num_rows.item()
             if torch.compiler.is_compiling():
                 torch._check(num_rows >= 0)
                 return num_rows  # a number of the graph, which must not outlive it
@@ -414,9 +422,14 @@ def _has_data(tensor: Tensor) -> bool:
     return tensor.device.type != "meta" and not _is_traced(tensor)
 
 
+def _in_graph() -> bool:
+    """Whether a graph is being made, for other numbers than those at hand."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
 def _is_traced(tensor: Tensor) -> bool:
-    """Whether a tensor stands for others in a graph that is being made, which it must not outlive."""
-    if torch.compiler.is_compiling():
+    """Whether a tensor stands for others in a graph, which it must not outlive."""
+    if _in_graph():
         return True
     if type(tensor) is Tensor:
         return False
