@@ -61,7 +61,7 @@ void for_rows_of_no_segment(const SegmentsView& segments, int64_t outer, Body&& 
       if (first > 0) body(o * rows, o * rows + first);
       if (last < rows) body(o * rows + std::max(last, first), (o + 1) * rows);
     }
-  } else if (segments.num_positions < rows) {
+  } else if (s == 0 || segments.clamped(s) < rows) {  // order lists all rows where nobody knew how many belong to none
     for (int64_t r = 0; r < rows; ++r) {
       if (uint64_t(segments.index[r]) < uint64_t(s)) continue;
       for (int64_t o = 0; o < outer; ++o) body(o * rows + r, o * rows + r + 1);

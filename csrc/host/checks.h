@@ -179,6 +179,9 @@ inline uint64_t fill_bits(const char* op, const at::Scalar& fill, ScalarType typ
 
 inline IndexArray array_of(const Tensor& tensor) { return {tensor.const_data_ptr(), tensor.scalar_type() == at::kLong}; }
 
+// Whether something holds of sizes. Of those that are found in the data of a graph it is taken for true, and asked when that runs.
+inline bool holds(const c10::SymBool& condition) { return condition.expect_true(__FILE__, __LINE__); }
+
 // Checks a grouping against the tensor that goes with it: `data` with a row for each of num_rows along dim, or
 // `values` with one for each segment.
 inline Shape check_grouping(const char* op, const char* argument, const Tensor& tensor, const Grouping& grouping, int64_t dim,
@@ -189,7 +192,7 @@ inline Shape check_grouping(const char* op, const char* argument, const Tensor& 
   if (index) check_same_device(op, "index", *index, argument, tensor);
   dim = check_dim(op, argument, tensor, dim);
   check_index_tensor(op, "offsets", offsets);
-  TORCH_CHECK_VALUE(offsets.sym_size(0) >= 1, op, ": offsets must have at least 1 entry, but got 0");
+  TORCH_CHECK_VALUE(holds(offsets.sym_size(0).sym_ge(1)), op, ": offsets must have at least 1 entry, but got 0");
   TORCH_CHECK_VALUE(order.has_value() == index.has_value(), op, ": index must be given exactly when order is, but got ",
                     order ? "order" : "index", " alone");
 
@@ -199,8 +202,8 @@ inline Shape check_grouping(const char* op, const char* argument, const Tensor& 
     if (d > dim) shape.inner *= tensor.sym_size(d);
   }
   if (num_rows) {
-    TORCH_CHECK_VALUE(*num_rows >= 0, op, ": num_rows must be at least 0, but got ", *num_rows);
-    TORCH_CHECK_VALUE(tensor.sym_size(dim) == shape.num_segments, op, ": ", argument, " must have ", shape.num_segments,
+    TORCH_CHECK_VALUE(holds(num_rows->sym_ge(0)), op, ": num_rows must be at least 0, but got ", *num_rows);
+    TORCH_CHECK_VALUE(holds(tensor.sym_size(dim).sym_eq(shape.num_segments)), op, ": ", argument, " must have ", shape.num_segments,
                       " rows along dim ", dim, ", one for each segment, but got ", tensor.sym_size(dim));
   }
   if (order) {
@@ -209,9 +212,9 @@ inline Shape check_grouping(const char* op, const char* argument, const Tensor& 
     TORCH_CHECK_TYPE(order->scalar_type() == offsets.scalar_type() && index->scalar_type() == offsets.scalar_type(), op,
                      ": order and index must have the dtype of offsets (", name_of(offsets.scalar_type()), "), but got ",
                      name_of(order->scalar_type()), " and ", name_of(index->scalar_type()));
-    TORCH_CHECK_VALUE(index->sym_size(0) == shape.num_rows, op, ": ", argument, " must have ", index->sym_size(0),
+    TORCH_CHECK_VALUE(holds(index->sym_size(0).sym_eq(shape.num_rows)), op, ": ", argument, " must have ", index->sym_size(0),
                       " rows along dim ", dim, ", as the segments do, but got ", shape.num_rows);
-    TORCH_CHECK_VALUE(order->sym_size(0) <= shape.num_rows, op, ": order must have at most ", shape.num_rows,
+    TORCH_CHECK_VALUE(holds(order->sym_size(0).sym_le(shape.num_rows)), op, ": order must have at most ", shape.num_rows,
                       " entries, but got ", order->sym_size(0));
   } else if (offsets.device().is_cpu() && !offsets.is_meta() && !offsets.unsafeGetTensorImpl()->is_python_dispatch()) {
     // On the CPU the last offset can be read for nothing; on CUDA that would wait for the device.

@@ -8,6 +8,7 @@ rules of `_transforms`. On other devices the reference stands behind the operato
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, Callable
 
 import numpy as np
@@ -18,7 +19,16 @@ from torch.nn import Parameter
 
 from . import _native, _numpy, _transforms
 from .errors import DeviceMismatchError, dtype_name, kind, sentence
-from .segments import _INDEX_DTYPES, Segments, _check_offsets, _from_offsets, _has_data, _index_tensor, _is_distributed
+from .segments import (
+    _INDEX_DTYPES,
+    Segments,
+    _check_offsets,
+    _from_offsets,
+    _has_data,
+    _index_tensor,
+    _is_distributed,
+    _is_number,
+)
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -41,7 +51,7 @@ def operator(name: str, options: tuple = ("fill_value",), result: Any = None) ->
     def run(data: Any, segments: Any, dim: Any, *given: Any) -> Any:
         if (
             (type(data) is Tensor or type(data) is Parameter)
-            and not torch.compiler.is_dynamo_compiling()  # comparing sizes would tie the graph to them, see _differ
+            and not torch.compiler.is_dynamo_compiling()  # comparing sizes would tie the graph to them, see differ
             and forward_ad._current_level < 0
             and not _transforms_active()
         ):
@@ -69,7 +79,7 @@ def operator(name: str, options: tuple = ("fill_value",), result: Any = None) ->
                     check_options(name, data, dict(zip(options, given)), result)
                     return function(data, *parts, dim, *given)
 
-        named = dict(zip(options, given))
+        named = dict(zip(options, given)) if given else {}
         answer = elsewhere(name, data, segments, dim=dim, **named)
         if answer is not NotImplemented:
             return answer
@@ -126,6 +136,8 @@ def elsewhere(op: str, data: Any, segments: Any, **options: Any) -> Any:
         from . import _distributed  # takes long, as does what it imports
 
         return _distributed.answer(op, data, segments, **options)
+    if isinstance(data, torch.fx.Proxy):
+        return _symbolically(op, data, segments, options)
     return NotImplemented
 
 
@@ -134,6 +146,16 @@ def _unwrapped(data: Tensor) -> Tensor:
     while torch._C._functorch.is_functorch_wrapped_tensor(data):
         data = torch._C._functorch.get_unwrapped(data)
     return data
+
+
+def _symbolically(op: str, data: torch.fx.Proxy, segments: Any, options: dict) -> Any:
+    """The call as one node of the graph that `torch.fx.symbolic_trace` makes; segments that it does not take itself are made there."""
+    if isinstance(segments, Segments):
+        segments = data.tracer.create_proxy("call_function", *segments.__reduce__(), {})
+    result = data.tracer.create_proxy("call_function", getattr(sys.modules[__package__], op), (data, segments), options)
+    if len(getattr(torch.ops.fastops, op).default._schema.returns) == 1:
+        return result
+    return getattr(torch.return_types, op.removeprefix("segment_"))((result[0], result[1]))
 
 
 def check(op: str, data: Any, segments: Any, dim: Any, argument: str = "data") -> tuple[Segments, int]:
@@ -156,7 +178,7 @@ def check(op: str, data: Any, segments: Any, dim: Any, argument: str = "data") -
     expected, why = segments._num_rows, "as the segments do"
     if argument == "values":
         expected, why = segments.num_segments, "one for each segment"
-    if expected is not None and _differ(data.shape[dim], expected):
+    if expected is not None and differ(data.shape[dim], expected):
         requirement = f"have {expected} rows along dim {dim}, {why}"
         raise ValueError(sentence(op, argument, requirement, data.shape[dim]))
     return segments, dim
@@ -179,7 +201,7 @@ def check_dim(op: str, data: Tensor, dim: Any, argument: str = "data") -> int:
     return dim + rank if dim < 0 else dim
 
 
-def _differ(a: Any, b: Any) -> bool:
+def differ(a: Any, b: Any) -> bool:
     """Whether two sizes differ, as far as that is known: a graph for any number of rows is not to be tied to one."""
     if torch.compiler.is_compiling():
         return torch.fx.experimental.symbolic_shapes.statically_known_true(a != b)
@@ -216,7 +238,7 @@ def check_options(op: str, data: Tensor, options: dict, result: Any = None) -> N
     correction = options.get("correction", 1)
     if isinstance(correction, bool) or not isinstance(correction, (int, float, torch.SymInt, torch.SymFloat)):
         raise TypeError(sentence(op, "correction", "be a number", kind(correction)))
-    if isinstance(correction, (int, float)) and not correction >= 0:
+    if isinstance(correction, (int, float)) and _is_number(correction) and not correction >= 0:
         raise ValueError(sentence(op, "correction", "be at least 0", correction))
     for option in ("exclusive", "reverse", "descending"):
         if not isinstance(options.get(option, False), bool):
@@ -233,7 +255,7 @@ def check_options(op: str, data: Tensor, options: dict, result: Any = None) -> N
         if not isinstance(fill_value, (int, float, torch.SymInt, torch.SymFloat)):
             raise TypeError(sentence(op, "fill_value", "be a number", kind(fill_value)))
         into = dtype or (promoted(data.dtype) if result is promoted else data.dtype)
-    if into in ALL_DTYPES and isinstance(fill_value, (int, float)) and not _fits(fill_value, into):
+    if into in ALL_DTYPES and isinstance(fill_value, (int, float)) and _is_number(fill_value) and not _fits(fill_value, into):
         raise ValueError(sentence(op, "fill_value", f"fit in {dtype_name(into)}", fill_value))
 
 

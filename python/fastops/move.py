@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ._dispatch import _HAS_CUDA, builtin_of, call, check, check_device, elsewhere, untransformed
+from ._dispatch import _HAS_CUDA, builtin_of, call, check, check_device, differ, elsewhere, untransformed
 from ._typing import Array, Grouping
 from .errors import sentence
-from .segments import Segments, _integer
+from .segments import Segments, _integer, _is_number
 
 __all__ = ["segment_broadcast"]
 
@@ -71,15 +71,17 @@ def segment_broadcast(
     answer = elsewhere(_NAME, values, segments, dim=dim, num_rows=num_rows)
     if answer is not NotImplemented:
         return answer
+    if torch.jit.is_tracing():  # which takes the numbers that operators of libraries are given for constants
+        return reference().segment_broadcast(values, segments, dim=dim)
     if num_rows is not None:
         num_rows = _integer(_NAME, "num_rows", num_rows)
     segments, dim = check(_NAME, values, segments, dim, "values")
     known = segments._num_rows
     if num_rows is None:
-        num_rows = segments.num_rows if known is None else known
-    elif known is not None and num_rows != known:
+        num_rows = segments.num_rows
+    elif known is not None and differ(num_rows, known):
         raise ValueError(sentence(_NAME, "num_rows", f"be {known}, as the segments say", num_rows))
-    elif num_rows < 0:
+    elif _is_number(num_rows) and num_rows < 0:
         raise ValueError(sentence(_NAME, "num_rows", "be at least 0", num_rows))
     check_device(_NAME, values)
     return call(_overload, values, *segments._parts, num_rows, dim)

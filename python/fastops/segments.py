@@ -167,8 +167,10 @@ class Segments:
         index = _index_tensor(op, "index", index)
         if num_segments is not None:
             num_segments = _integer(op, "num_segments", num_segments)
-            if num_segments < 0:
+            if _known(num_segments < 0):
                 raise ValueError(sentence(op, "num_segments", "be at least 0", num_segments))
+            if torch.compiler.is_compiling():
+                torch._check(num_segments >= 0)
         if ignore_index is not None:
             ignore_index = _integer(op, "ignore_index", ignore_index)
             limits = torch.iinfo(index.dtype)
@@ -216,8 +218,10 @@ class Segments:
             num_kept = int(offsets[-1])
         if num_kept is not None:
             order = order.narrow(0, 0, num_kept)
-        segments = _new(offsets, order, index, index.size(0))
-        segments._tail_unknown = num_kept is None and known and (ignore_index is not None or not check_invariants)
+        num_rows = None if torch.jit.is_tracing() else index.size(0)  # which would be a constant of the trace
+        segments = _new(offsets, order, index, num_rows)
+        may_lack = ignore_index is not None or not check_invariants
+        segments._tail_unknown = num_kept is None and may_lack and (known or _in_graph())
         return segments
 
     @staticmethod
@@ -281,7 +285,16 @@ class Segments:
         Rows that belong to no segment are left out."""
         if self._tail_unknown:  # asked before the parts are read, which another thread may be about to replace
             offsets, order, index = self._parts
-            self._parts = (offsets, order.narrow(0, 0, int(offsets[-1])), index)
+            kept = offsets[-1]
+            if torch.jit.is_tracing():
+                order = order[:kept]
+            else:
+                kept = kept.item()
+                if torch.compiler.is_compiling():
+                    torch._check(kept >= 0)
+                    torch._check(kept <= order.size(0))
+                order = order.narrow(0, 0, kept)
+            self._parts = (offsets, order, index)
             self._tail_unknown = False
         return self._parts[1]
 
@@ -290,19 +303,25 @@ class Segments:
         """`[N]`: the segment of each row, -1 for rows that belong to none."""
         if self._parts[2] is not None:
             return self._parts[2]
-        if self._index is None:
+        if torch.compiler.is_compiling() or self._index is None:  # a graph is not to depend on what was asked for before
             offsets = self._parts[0]
             rows = torch.arange(self.num_rows, dtype=offsets.dtype, device=offsets.device)
             # A search rather than repeat_interleave, which writes out of bounds where unchecked offsets are wrong.
             found = torch.searchsorted(offsets, rows, right=True, out_int32=offsets.dtype == torch.int32) - 1
-            self._index = found.clamp_(max=offsets.size(0) - 2)
+            index = found.clamp_(max=offsets.size(0) - 2)
+            if _is_traced(index):
+                return index
+            self._index = index
         return self._index
 
     @property
     def lengths(self) -> Tensor:
         """`[S]`: the number of rows of each segment."""
-        if self._lengths is None:
-            self._lengths = self._parts[0].diff()
+        if torch.compiler.is_compiling() or self._lengths is None:
+            lengths = self._parts[0].diff()
+            if _is_traced(lengths):
+                return lengths
+            self._lengths = lengths
         return self._lengths
 
     @property
@@ -316,7 +335,10 @@ class Segments:
         if self._parts[2] is not None:
             return self._parts[2].size(0)
         if self._num_rows is None:
-            num_rows = self._parts[0][-1].item()
+            num_rows = self._parts[0][-1]
+            if torch.jit.is_tracing():
+                return num_rows
+            num_rows = num_rows.item()
             if torch.compiler.is_compiling():
                 torch._check(num_rows >= 0)
                 return num_rows  # a number of the graph, which must not outlive it
@@ -413,11 +435,33 @@ def _from_offsets(op: str, offsets: Tensor, check_invariants: bool) -> Segments:
 
 def _has_data(tensor: Tensor) -> bool:
     """Whether entries can be read: not in a graph that is being traced, nor of meta and fake tensors."""
-    if torch.compiler.is_compiling() or tensor.device.type == "meta":
-        return False
-    if type(tensor) is Tensor:
+    return tensor.device.type != "meta" and not _is_traced(tensor)
+
+
+def _in_graph() -> bool:
+    """Whether a graph is being made, for other numbers than those at hand."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def _is_traced(tensor: Tensor) -> bool:
+    """Whether a tensor stands for others in a graph, which it must not outlive."""
+    if _in_graph():
         return True
-    return not any(cls.__name__ in ("FakeTensor", "FunctionalTensor") for cls in type(tensor).__mro__)
+    if type(tensor) is Tensor:
+        return False
+    return any(cls.__name__ in ("FakeTensor", "FunctionalTensor") for cls in type(tensor).__mro__)
+
+
+def _known(condition: Any) -> bool:
+    """Whether something holds; False where only the data of a graph can tell."""
+    if torch.compiler.is_compiling():
+        return torch.fx.experimental.symbolic_shapes.guard_or_false(condition)
+    return condition
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a number is known: one that a graph is given, or finds in data, is not while the graph is made."""
+    return not torch.compiler.is_compiling() or torch.fx.experimental.symbolic_shapes.has_static_value(value)
 
 
 def _is_distributed(value: object) -> bool:
@@ -447,7 +491,7 @@ def _index_tensor(op: str, argument: str, given: Any) -> Tensor:
 
 def _integer(op: str, argument: str, value: Any) -> int:
     """An int from what stands for one: an int, a NumPy integer, an integer tensor without dimensions."""
-    if isinstance(value, torch.SymInt):
+    if type(value) is int or isinstance(value, torch.SymInt):  # a size of a graph passes as an int where Dynamo looks
         return value  # type: ignore[return-value]
     acceptable = not isinstance(value, bool)
     if isinstance(value, Tensor):
@@ -479,7 +523,7 @@ def _raise_bad_index(
 
 def _check_offsets_fit(op: str, num_segments: int, index: Tensor) -> None:
     """Refuses what cannot be allocated, before the system hands out memory that it does not have and kills the process."""
-    if not isinstance(num_segments, int) or num_segments < 2**27:
+    if not isinstance(num_segments, int) or not _known(num_segments >= 2**27):
         return
     needed = (num_segments + 1) * index.element_size()
     there_is = 2**42

@@ -29,7 +29,7 @@ from ._dispatch import (
 from ._transforms import is_batched
 from ._typing import Array, Grouping, Number, Operator, PairOperator, ValuesAndIndices, named
 from .errors import kind, sentence
-from .segments import _has_data, _integer
+from .segments import Segments, _has_data, _integer, _is_number
 
 __all__ = ["segment_topk", "segment_median", "segment_quantile", "segment_first", "segment_last"]
 
@@ -109,8 +109,10 @@ def check_topk(data: Tensor, k: Any, largest: Any, sorted: Any, fill_value: Any)
     op = "segment_topk"
     check_dtype(op, data.dtype, ALL_DTYPES)
     k = _integer(op, "k", k)
-    if not isinstance(k, torch.SymInt) and not 0 <= k < 2**63:
+    if _is_number(k) and not 0 <= k < 2**63:
         raise ValueError(sentence(op, "k", "be at least 0" if k < 0 else "be less than 2**63", k))
+    if torch.compiler.is_compiling():
+        torch._check(k >= 0)
     for name, flag in (("largest", largest), ("sorted", sorted)):
         if not isinstance(flag, bool):
             raise TypeError(sentence(op, name, "be a bool", kind(flag)))
@@ -229,7 +231,7 @@ def check_quantile(data: Tensor, q: Any, interpolation: Any, fill_value: Any) ->
             if wrong:
                 raise ValueError(sentence(op, "q", "be in [0, 1]", wrong[0]))
         return
-    if isinstance(q, (torch.SymFloat, torch.SymInt)):  # not known while a graph is made
+    if isinstance(q, (torch.SymFloat, torch.SymInt)) or (isinstance(q, (int, float)) and not _is_number(q)):
         return
     if isinstance(q, bool) or not isinstance(q, numbers.Real):
         raise _numpy.no_tensor(op, "q", q, "be a number, ")
