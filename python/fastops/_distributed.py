@@ -5,9 +5,9 @@ each dimension of the mesh:
 
 - Replicated data: every rank computes the same.
 - Sharded along another dimension than that of the rows: every rank computes its share, and the result is sharded alike.
-- Rows sharded: they stay where they are if no segment has rows on two ranks, or if what is asked for is a sum or a count. Results
-  of rows are sharded as the rows. Those of segments are `Partial("sum")`: a rank adds 0 for segments that it has no rows of, which
-  is exact. Otherwise the rows are gathered first.
+- Rows sharded: they stay where they are if no segment has rows on two ranks, or if what is asked for is a sum, or any
+  or all. Results of rows are sharded as the rows. Those of segments are `Partial("sum")`: a rank adds 0 for segments that it
+  has no rows of, which is exact. Otherwise the rows are gathered first.
 - Partial data is added up first, but for what is linear.
 """
 
@@ -69,6 +69,8 @@ class _Rows(NamedTuple):
 
 
 class _Call:
+    """An operation whose data has been brought to where it is worked on."""
+
     def __init__(self, op: registry.Op, data: DTensor, segments: Segments, dim: int, options: dict) -> None:
         self.op, self.segments, self.dim = op, segments, dim
         self.mesh = data.device_mesh
@@ -163,8 +165,8 @@ class _Call:
         return whole.redistribute(placements=_replicated(placements)).to(dtype)
 
     def part(self, result: Tensor, placements: Sequence[Placement], along: int, nothing: int) -> Tensor:
-        """What this rank gives to the result: nothing for segments that it has no rows of. Those that nobody has rows of get their
-        fill_value from the first."""
+        """What this rank gives to the result: nothing for segments that it has no rows of. Those that nobody has rows of get
+        their fill_value from the first."""
         lengths = self.segments.lengths
         here = lengths if self.rows is None else self.rows.segments.lengths
         gives = here > 0
@@ -201,8 +203,8 @@ def _rows_here(op: str, data: DTensor, segments: Segments, dim: int, placements:
 
 
 def _bounds(num_rows: int, over: tuple) -> tuple[list[int], int]:
-    """Where the rows of each shard start, and where the last ends; which of the shards is here. The shards of a dimension of the
-    mesh are sharded again by those behind it."""
+    """Where the rows of each shard start, and where the last ends; which of the shards is here. The shards of a dimension of
+    the mesh are sharded again by those behind it."""
     bounds, place = [0, num_rows], 0
     for count, rank in over:
         starts = []
@@ -246,7 +248,7 @@ def _here(data: DTensor) -> Tensor:
 
 
 class _Here(torch.autograd.Function):
-    """What this rank has of a DTensor. `gradients` is how the gradients that the ranks have for it make up that of the whole."""
+    """What this rank has of a DTensor. `gradients`: how those that the ranks have for it make up that of the whole."""
 
     @staticmethod
     def forward(ctx: Any, data: DTensor, gradients: Sequence[Placement]) -> Tensor:
@@ -260,7 +262,7 @@ class _Here(torch.autograd.Function):
 
 
 class _Whole(torch.autograd.Function):
-    """The DTensor of what the ranks have. `gradients` is how gradients that the ranks have for its gradient make up that of the whole."""
+    """The DTensor of what the ranks have. `gradients`: the same for the gradient of its gradient."""
 
     @staticmethod
     def forward(
