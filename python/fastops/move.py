@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ._dispatch import _HAS_CUDA, builtin_of, call, check, check_device, differ, elsewhere, untransformed
+from ._dispatch import _HAS_CUDA, builtin_of, call, check, check_device, differ, elsewhere, reference, untransformed
 from ._typing import Array, Grouping
 from .errors import sentence
 from .segments import Segments, _integer, _is_number

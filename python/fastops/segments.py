@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import _native, _numpy, _transforms  # the first registers the operators used below
+from . import _native, _numpy, _transforms  # noqa: F401  (the first registers the operators used below)
 from .errors import dtype_name, kind, sentence
 
 __all__ = ["Segments"]

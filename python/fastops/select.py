@@ -29,7 +29,7 @@ from ._dispatch import (
 from ._transforms import is_batched
 from ._typing import Array, Grouping, Number, Operator, PairOperator, ValuesAndIndices, named
 from .errors import kind, sentence
-from .segments import Segments, _has_data, _integer, _is_number
+from .segments import _has_data, _integer, _is_number
 
 __all__ = ["segment_topk", "segment_median", "segment_quantile", "segment_first", "segment_last"]
 
