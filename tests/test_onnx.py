@@ -43,7 +43,7 @@ def export(model, *arguments, dims=None, **options):
         dims = pytree.tree_map(lambda _: 0, arguments)
     if isinstance(model, torch.nn.Module):
         shapes = tuple({dim: DYNAMIC} if isinstance(dim, int) else [{0: DYNAMIC} for _ in pytree.tree_leaves(dim)] for dim in dims)
-        options["dynamic_shapes"] = (shapes,) if isinstance(model, Calls) else shapes
+        options.setdefault("dynamic_shapes", (shapes,) if isinstance(model, Calls) else shapes)
         model = model.eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -209,7 +209,7 @@ def test_large_numbers_beside_small_ones():
     assert forms.segment_cumsum(data, offsets, None, None).tolist() == [data[0].item(), 1, 3]
 
 
-# What ONNX Runtime has no kernel for is wide by then.
+# What ONNX Runtime has no kernel for is wide by then
 
 
 @pytest.mark.parametrize("dtype", (torch.float16, torch.float64, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
@@ -316,6 +316,22 @@ def test_derivatives_are_named():
     words = "torch.ops.fastops._segment_mean_backward, a derivative; compute derivatives outside of the exported part"
     with pytest.raises(torch.onnx.errors.OnnxExporterError, match=words):
         export(f, torch.ones(7, 2), torch.tensor([0, 3, 3, 7]))
+
+
+def test_a_translation_of_ones_own_goes_first():
+    op = pytest.importorskip("onnxscript").opset18
+
+    def translation(grad, offsets, order, index, num_rows, dim):
+        return op.Neg(grad)
+
+    def f(data, offsets):
+        return torch.ops.fastops._segment_mean_backward(data, offsets, None, None, 3, 0)
+
+    data, offsets = testing.make_data((3, 2), torch.float32), torch.tensor([0, 1, 1, 3])
+    overload = torch.ops.fastops._segment_mean_backward.default
+    session = export(f, data, offsets, dynamic_shapes=None, custom_translation_table={overload: translation})
+    (result,) = run(session, data, offsets)
+    assert torch.equal(result, -data)
 
 
 def test_the_old_exporter_names_the_operator():

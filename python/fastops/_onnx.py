@@ -24,11 +24,13 @@ from torch._decomp import decomposition_table, meta_table
 from ._dispatch import promoted
 from .errors import sentence
 
+Maybe = Optional[Tensor]
+
 _HALF = (torch.float16, torch.bfloat16)
 
 
 def segment_sum(
-    data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0, dtype: Any = None, fill_value: Any = 0
+    data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0, dtype: Any = None, fill_value: Any = 0
 ) -> Tensor:
     dtype = dtype or promoted(data.dtype)
     call = _Rows(data.to(dtype), offsets, order, index, dim)
@@ -38,7 +40,7 @@ def segment_sum(
 
 
 def segment_mean(
-    data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0, dtype: Any = None, fill_value: Any = 0
+    data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0, dtype: Any = None, fill_value: Any = 0
 ) -> Tensor:
     dtype = dtype or data.dtype
     call = _Rows(data.to(dtype), offsets, order, index, dim)
@@ -53,7 +55,7 @@ def segment_mean(
 
 
 def segment_prod(
-    data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0, dtype: Any = None, fill_value: Any = 1
+    data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0, dtype: Any = None, fill_value: Any = 1
 ) -> Tensor:
     dtype = dtype or promoted(data.dtype)
     call = _Rows(data.to(dtype), offsets, order, index, dim)
@@ -67,41 +69,41 @@ def segment_prod(
     return call.finish(product, dtype, fill_value)
 
 
-def segment_amax(data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0, fill_value: Any = 0) -> Tensor:
+def segment_amax(data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0, fill_value: Any = 0) -> Tensor:
     return _extremum(True, data, offsets, order, index, dim, fill_value)
 
 
-def segment_amin(data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0, fill_value: Any = 0) -> Tensor:
+def segment_amin(data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0, fill_value: Any = 0) -> Tensor:
     return _extremum(False, data, offsets, order, index, dim, fill_value)
 
 
-def segment_max(data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0, fill_value: Any = 0) -> Any:
+def segment_max(data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0, fill_value: Any = 0) -> Any:
     return _extremum_and_row(True, data, offsets, order, index, dim, fill_value)
 
 
-def segment_min(data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0, fill_value: Any = 0) -> Any:
+def segment_min(data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0, fill_value: Any = 0) -> Any:
     return _extremum_and_row(False, data, offsets, order, index, dim, fill_value)
 
 
-def segment_argmax(data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0, fill_value: int = -1) -> Tensor:
+def segment_argmax(data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0, fill_value: int = -1) -> Tensor:
     return _extremal_row(True, data, offsets, order, index, dim, fill_value)
 
 
-def segment_argmin(data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0, fill_value: int = -1) -> Tensor:
+def segment_argmin(data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0, fill_value: int = -1) -> Tensor:
     return _extremal_row(False, data, offsets, order, index, dim, fill_value)
 
 
-def segment_any(data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0, fill_value: bool = False) -> Tensor:
+def segment_any(data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0, fill_value: bool = False) -> Tensor:
     call = _Rows(data, offsets, order, index, dim)
     return call.finish(call.any(call.rows != 0), _truth_dtype(data), fill_value)
 
 
-def segment_all(data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0, fill_value: bool = True) -> Tensor:
+def segment_all(data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0, fill_value: bool = True) -> Tensor:
     call = _Rows(data, offsets, order, index, dim)
     return call.finish(~call.any(call.rows == 0), _truth_dtype(data), fill_value)
 
 
-def segment_logsumexp(data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0, fill_value: Any = None) -> Tensor:
+def segment_logsumexp(data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0, fill_value: Any = None) -> Tensor:
     call = _Rows(data, offsets, order, index, dim)
     top = call.top()
     shift = top.masked_fill(top.isinf(), 0)
@@ -110,21 +112,21 @@ def segment_logsumexp(data: Tensor, offsets: Tensor, order: Optional[Tensor], in
 
 
 def segment_var(
-    data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0, correction: float = 1, fill_value: Any = 0
+    data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0, correction: float = 1, fill_value: Any = 0
 ) -> Tensor:
     call = _Rows(data, offsets, order, index, dim)
     return call.finish(call.variance(correction), data.dtype, fill_value, correction)
 
 
 def segment_std(
-    data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0, correction: float = 1, fill_value: Any = 0
+    data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0, correction: float = 1, fill_value: Any = 0
 ) -> Tensor:
     call = _Rows(data, offsets, order, index, dim)
     return call.finish(call.variance(correction).sqrt(), data.dtype, fill_value, correction)
 
 
 def _segment_weighted_sum(
-    data: Tensor, weight: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int, wide: bool, fill_value: Any
+    data: Tensor, weight: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int, wide: bool, fill_value: Any
 ) -> Tensor:
     call = _Rows(data, offsets, order, index, dim)
     behind = data.dim() - call.dim - weight.dim()
@@ -133,14 +135,14 @@ def _segment_weighted_sum(
     return call.finish(total, torch.float32 if wide and data.dtype in _HALF else data.dtype, fill_value)
 
 
-def segment_softmax(data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0) -> Tensor:
+def segment_softmax(data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0) -> Tensor:
     call = _Rows(data, offsets, order, index, dim)
     power = call.below_top().exp()
     total = call.sum(power).to(power.dtype)
     return call.of_segments(power / call.to_rows(total.masked_fill(total == 0, 1)), data.dtype)
 
 
-def segment_log_softmax(data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0) -> Tensor:
+def segment_log_softmax(data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0) -> Tensor:
     call = _Rows(data, offsets, order, index, dim)
     below = call.below_top()
     total = call.sum(below.exp()).to(below.dtype)
@@ -151,8 +153,8 @@ def segment_log_softmax(data: Tensor, offsets: Tensor, order: Optional[Tensor], 
 def segment_cumsum(
     data: Tensor,
     offsets: Tensor,
-    order: Optional[Tensor],
-    index: Optional[Tensor],
+    order: Maybe,
+    index: Maybe,
     dim: int = 0,
     dtype: Any = None,
     exclusive: bool = False,
@@ -167,8 +169,8 @@ def segment_cumsum(
 def segment_cumprod(
     data: Tensor,
     offsets: Tensor,
-    order: Optional[Tensor],
-    index: Optional[Tensor],
+    order: Maybe,
+    index: Maybe,
     dim: int = 0,
     dtype: Any = None,
     exclusive: bool = False,
@@ -193,8 +195,8 @@ def segment_cumprod(
 def segment_cummax(
     data: Tensor,
     offsets: Tensor,
-    order: Optional[Tensor],
-    index: Optional[Tensor],
+    order: Maybe,
+    index: Maybe,
     dim: int = 0,
     exclusive: bool = False,
     reverse: bool = False,
@@ -205,8 +207,8 @@ def segment_cummax(
 def segment_cummin(
     data: Tensor,
     offsets: Tensor,
-    order: Optional[Tensor],
-    index: Optional[Tensor],
+    order: Maybe,
+    index: Maybe,
     dim: int = 0,
     exclusive: bool = False,
     reverse: bool = False,
@@ -217,8 +219,8 @@ def segment_cummin(
 def segment_logcumsumexp(
     data: Tensor,
     offsets: Tensor,
-    order: Optional[Tensor],
-    index: Optional[Tensor],
+    order: Maybe,
+    index: Maybe,
     dim: int = 0,
     exclusive: bool = False,
     reverse: bool = False,
@@ -235,7 +237,7 @@ def segment_logcumsumexp(
 
 
 def segment_sort(
-    data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0, descending: bool = False
+    data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0, descending: bool = False
 ) -> Any:
     call = _Rows(data, offsets, order, index, dim)
     place = call.ranked(descending)
@@ -243,21 +245,21 @@ def segment_sort(
 
 
 def segment_argsort(
-    data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0, descending: bool = False
+    data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0, descending: bool = False
 ) -> Tensor:
     call = _Rows(data, offsets, order, index, dim)
     return call.put_back(call.number_at(call.ranked(descending)))
 
 
 def segment_nunique(
-    data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0, fill_value: int = 0
+    data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0, fill_value: int = 0
 ) -> Tensor:
     call = _Rows(data, offsets, order, index, dim)
     starts = call.starts_of_runs(call.ranked(False))
     return call.finish(call.reduce(starts.long(), "sum", 0, call.group), torch.int64, fill_value)
 
 
-def segment_mode(data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0, fill_value: Any = None) -> Any:
+def segment_mode(data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0, fill_value: Any = None) -> Any:
     call = _Rows(data, offsets, order, index, dim)
     ranked = call.ranked(False)
     run = call.starts_of_runs(ranked).long().cumsum(0) - 1
@@ -275,8 +277,8 @@ def segment_mode(data: Tensor, offsets: Tensor, order: Optional[Tensor], index: 
 def segment_topk(
     data: Tensor,
     offsets: Tensor,
-    order: Optional[Tensor],
-    index: Optional[Tensor],
+    order: Maybe,
+    index: Maybe,
     k: Any,
     dim: int = 0,
     largest: bool = True,
@@ -292,7 +294,7 @@ def segment_topk(
     return tuple(part.movedim((0, 1), (call.dim, call.dim + 1)).contiguous() for part in (values, row))
 
 
-def segment_median(data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0, fill_value: Any = None) -> Any:
+def segment_median(data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0, fill_value: Any = None) -> Any:
     call = _Rows(data, offsets, order, index, dim)
     rank = call.or_first_nan((call.lengths[:-1, None] - 1) // 2)
     median = call.values_at(call.row_of_rank(rank, call.ranked(False))[:, 0])
@@ -302,8 +304,8 @@ def segment_median(data: Tensor, offsets: Tensor, order: Optional[Tensor], index
 def segment_quantile(
     data: Tensor,
     offsets: Tensor,
-    order: Optional[Tensor],
-    index: Optional[Tensor],
+    order: Maybe,
+    index: Maybe,
     q: Tensor,
     dim: int = 0,
     interpolation: str = "linear",
@@ -328,18 +330,18 @@ def segment_quantile(
     return (result[0].movedim(0, call.dim) if q.dim() == 0 else result.movedim(1, call.dim + 1)).contiguous()
 
 
-def segment_first(data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0, fill_value: Any = 0) -> Tensor:
+def segment_first(data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0, fill_value: Any = 0) -> Tensor:
     call = _Rows(data, offsets, order, index, dim)
     return call.end(call.offsets[:-1], fill_value)
 
 
-def segment_last(data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int = 0, fill_value: Any = 0) -> Tensor:
+def segment_last(data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int = 0, fill_value: Any = 0) -> Tensor:
     call = _Rows(data, offsets, order, index, dim)
     return call.end(call.offsets[1:] - 1, fill_value)
 
 
 def segment_broadcast(
-    values: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], num_rows: Any, dim: int = 0
+    values: Tensor, offsets: Tensor, order: Maybe, index: Maybe, num_rows: Any, dim: int = 0
 ) -> Tensor:
     dim = dim % values.dim()
     owner = _owners(offsets.long(), num_rows) if index is None else _valid(index.long(), values.size(dim))
@@ -356,7 +358,7 @@ def _group_index(index: Tensor, num_segments: Any, sorted: bool) -> tuple[Tensor
 class _Rows:
     """The rows of a call, in front and wide, and what belongs to a segment: `[S + 1, *]`, the last for the rows of none."""
 
-    def __init__(self, data: Tensor, offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], dim: int) -> None:
+    def __init__(self, data: Tensor, offsets: Tensor, order: Maybe, index: Maybe, dim: int) -> None:
         self.dim = dim % data.dim()
         self.dtype = data.dtype
         self.rows = _widened(data.movedim(self.dim, 0))
@@ -380,7 +382,7 @@ class _Rows:
     def to_rows(self, values: Tensor) -> Tensor:
         return values.index_select(0, self.owner)
 
-    def reduce(self, rows: Tensor, how: str, identity: Any, owner: Optional[Tensor] = None) -> Tensor:
+    def reduce(self, rows: Tensor, how: str, identity: Any, owner: Maybe = None) -> Tensor:
         owner = self.owner if owner is None else owner
         start = rows.new_full((self.num_segments + 1, *rows.shape[1:]), identity)
         return start.scatter_reduce(0, self.per_row(owner).expand_as(rows), rows, how)
