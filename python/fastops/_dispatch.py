@@ -171,7 +171,7 @@ def check(op: str, data: Any, segments: Any, dim: Any, argument: str = "data") -
             raise _numpy.no_tensor(op, "segments", segments, "be a Segments, or offsets as ")
         if segments.device == data.device:
             segments = _from_offsets(op, segments, segments.is_cpu)
-    if _transforms_active() and not torch.compiler.is_dynamo_compiling() and _transforms.is_batched(segments._parts[0]):
+    if _transforms_active() and _transforms.is_batched(segments._parts[0]):
         _transforms.refuse_batch(op, given)
     check_same_device(op, given, segments.device, data, argument)
     dim = check_dim(op, data, dim, argument)

@@ -52,7 +52,9 @@ def traceable() -> bool:
 
 
 def is_batched(tensor: Any) -> bool:
-    """Whether a vmap, the innermost or one around it, goes over a tensor."""
+    """Whether a vmap, the innermost or one around it, goes over a tensor. A graph that is being made does not tell."""
+    if torch.compiler.is_dynamo_compiling():
+        return False
     while isinstance(tensor, Tensor) and _functorch.is_functorch_wrapped_tensor(tensor):
         if _functorch.is_batchedtensor(tensor):
             return True
