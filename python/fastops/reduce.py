@@ -13,7 +13,7 @@ Every function takes `data` of shape `[N, *]` (rows along `dim`, which may be an
   `torch.sum`. Integers are exact.
 - The same inputs give the same bits, whatever the thread count, and rows in any order those of the same rows sorted.
 - Gradients of first and second order, through `data`.
-- Under `torch.func` transforms, in forward mode and on devices without kernels, `fastops.reference` answers.
+- Under `torch.func` transforms and in forward mode the same kernels answer; on devices without kernels `fastops.reference` does.
 
 Errors are `TypeError` for types, `ValueError` for values and shapes, `IndexError` for `dim` and
 `fastops.DeviceMismatchError` for tensors on different devices.
