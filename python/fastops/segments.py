@@ -380,6 +380,13 @@ class Segments:
         """These segments in page-locked memory: a new object, or this one if it is there already."""
         return self._map(Tensor.pin_memory)
 
+    def record_stream(self, stream: Any) -> None:
+        """Tells the allocator that a stream uses these tensors too, as `Tensor.record_stream` does: for segments that were made on
+        another one."""
+        for part in (*self._parts, self._lengths, self._index):
+            if part is not None:
+                part.record_stream(stream)
+
     def _map(self, function: Any) -> Segments:
         parts = (self._parts[0], self.order, self._parts[2])
         moved = tuple(None if part is None else function(part) for part in parts)
