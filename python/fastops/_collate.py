@@ -49,7 +49,7 @@ class Batch:
 
     segments: Segments
 
-    def __init__(self, parts: Union[Mapping, Iterable[tuple]]) -> None:
+    def __init__(self, parts: Union[Mapping[Any, Any], Iterable[tuple[Any, ...]]]) -> None:
         self._parts = dict(parts)
 
     def __getattr__(self, name: str) -> Any:
@@ -79,7 +79,7 @@ class Batch:
     def __contains__(self, name: object) -> bool:
         return name in self._parts
 
-    def keys(self) -> tuple:
+    def keys(self) -> tuple[Any, ...]:
         """The names of the parts."""
         return tuple(self._parts)
 
@@ -95,7 +95,7 @@ class Batch:
     def __repr__(self) -> str:
         return f"Batch({', '.join(f'{name}={_described(part)}' for name, part in self._parts.items())})"
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return Batch, (self._parts,)
 
     def __copy__(self) -> Batch:
@@ -106,7 +106,7 @@ def _described(part: Any) -> str:
     return f"{dtype_name(part.dtype)}{list(part.shape)}" if isinstance(part, Tensor) else repr(part)
 
 
-def _listed(names: Collection) -> str:
+def _listed(names: Collection[Any]) -> str:
     return ", ".join(map(str, names)) or "none"
 
 
@@ -124,7 +124,7 @@ torch.serialization.add_safe_globals([Batch])
 
 
 def collate(
-    items: Sequence, *, stack: Union[str, int, Collection] = (), shift: Optional[Mapping[str, str]] = None
+    items: Sequence[Any], *, stack: Union[str, int, Collection[Any]] = (), shift: Optional[Mapping[str, str]] = None
 ) -> Batch:
     """One batch of items whose numbers of rows differ, for `DataLoader(dataset, collate_fn=fastops.collate)`.
 
@@ -210,16 +210,17 @@ class _Collation:
         self.paths: list[str] = []
         self.rows: dict[str, _Rows] = {}
 
-    def group(self, items: Sequence, within: str) -> Batch:
+    def group(self, items: Sequence[Any], within: str) -> Batch:
         """`within` ends in a point, unless it is empty."""
-        parts_of_items = [_parts_of(item) for item in items]
+        parts_of_items: list[Any] = [_parts_of(item) for item in items]
         names = list(parts_of_items[0])
         for number, parts in enumerate(parts_of_items):
             if parts is None or parts.keys() != parts_of_items[0].keys():
                 where = f"{within[:-1]} of item {number}" if within else f"item {number}"
                 observed = kind(items[number]) if parts is None else _listed(parts)
                 raise ValueError(sentence(_OP, where, f"have the parts {_listed(names)}, as in item 0", observed))
-        collated, first = {}, None
+        collated: dict[str, Any] = {}
+        first = ""
         for name in names:
             path, values = f"{within}{name}", [parts[name] for parts in parts_of_items]
             self.paths.append(path)
@@ -271,7 +272,7 @@ class _Collation:
         numbers += for_each(starts[:-1]) * (numbers >= 0)
 
 
-def _parts_of(item: Any) -> Optional[dict]:
+def _parts_of(item: Any) -> Optional[dict[Any, Any]]:
     """The parts of a container by their names; None of anything else."""
     if isinstance(item, Mapping):
         return dict(item)
@@ -288,7 +289,7 @@ def _has_rows(value: Any) -> bool:
     return isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0
 
 
-def _stacked(path: str, values: list) -> Any:
+def _stacked(path: str, values: list[Any]) -> Any:
     try:
         return default_collate(values)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -297,7 +298,7 @@ def _stacked(path: str, values: list) -> Any:
         raise type(error)(sentence(_OP, path, requirement, observed)) from None
 
 
-def _concatenated(path: str, values: list, beside: Optional[str], known: Optional[_Rows]) -> _Rows:
+def _concatenated(path: str, values: list[Any], beside: Optional[str], known: Optional[_Rows]) -> _Rows:
     """`beside` is a part of the same items with as many rows, if there is one, and `known` what became of it."""
     tensors = [_tensor_of(f"{path} of item {number}", value) for number, value in enumerate(values)]
     like, features = tensors[0], tensors[0].shape[1:]
@@ -339,4 +340,4 @@ def _cat(tensors: list[Tensor], num_rows: int) -> Tensor:
         return torch.cat(tensors)
     shape = (num_rows, *like.shape[1:])
     storage = torch.UntypedStorage._new_shared(math.prod(shape) * like.element_size())
-    return torch.cat(tensors, out=torch.empty(0, dtype=like.dtype, device="cpu").set_(storage, 0, shape))
+    return torch.cat(tensors, out=torch.empty(0, dtype=like.dtype, device="cpu").set_(storage, 0, shape))  # type: ignore[call-overload]

@@ -38,7 +38,7 @@ _HAS_CUDA = bool(_native.build_info()["cuda"])
 _transforms_active = torch._C._are_functorch_transforms_active
 
 
-def operator(name: str, options: tuple = ("fill_value",), result: Any = None) -> Callable[..., Any]:
+def operator(name: str, options: tuple[Any, ...] = ("fill_value",), result: Any = None) -> Callable[..., Any]:
     """`run(data, segments, dim)` or `run(data, segments, dim, *options)` for one operation over rows.
 
     Small calls cost as much as what is done before the kernel, so what every call passes is few attribute reads, and
@@ -148,7 +148,7 @@ def _unwrapped(data: Tensor) -> Tensor:
     return data
 
 
-def _symbolically(op: str, data: torch.fx.Proxy, segments: Any, options: dict) -> Any:
+def _symbolically(op: str, data: Any, segments: Any, options: dict[str, Any]) -> Any:
     """The call as one node of the graph that `torch.fx.symbolic_trace` makes; segments that it does not take itself are made there."""
     if isinstance(segments, Segments):
         segments = data.tracer.create_proxy("call_function", *segments.__reduce__(), {})
@@ -208,7 +208,7 @@ def differ(a: Any, b: Any) -> bool:
     return a != b
 
 
-def check_device(op: str, data: Tensor) -> None:
+def check_device(op: str, data: Any) -> None:
     """Raises where there would be kernels if only the build were another, and lets the reference answer where there are none."""
     if data.is_cpu or (data.is_cuda and _HAS_CUDA):
         return
@@ -223,13 +223,13 @@ def check_device(op: str, data: Tensor) -> None:
         _stand_in.register(data.device.type)
 
 
-def check_dtype(op: str, dtype: torch.dtype, accepted: tuple, argument: str = "data", remedy: str = "") -> None:
+def check_dtype(op: str, dtype: torch.dtype, accepted: tuple[Any, ...], argument: str = "data", remedy: str = "") -> None:
     if dtype not in accepted:
         names = ", ".join(map(dtype_name, accepted))
         raise TypeError(sentence(op, argument, f"be one of {names}", dtype_name(dtype), remedy))
 
 
-def check_options(op: str, data: Tensor, options: dict, result: Any = None) -> None:
+def check_options(op: str, data: Tensor, options: dict[str, Any], result: Any = None) -> None:
     """dtype, correction, descending and fill_value where they are given. `result` says what fill_value must fit: `bool` and `int` want just that,
     `promoted` the dtype of a sum, None that of data."""
     dtype, fill_value = options.get("dtype"), options.get("fill_value", 0)

@@ -71,7 +71,7 @@ class _Rows(NamedTuple):
 class _Call:
     """An operation whose data has been brought to where it is worked on."""
 
-    def __init__(self, op: registry.Op, data: DTensor, segments: Segments, dim: int, options: dict) -> None:
+    def __init__(self, op: registry.Op, data: DTensor, segments: Segments, dim: int, options: dict[str, Any]) -> None:
         self.op, self.segments, self.dim = op, segments, dim
         self.mesh = data.device_mesh
         is_linear = (
@@ -93,7 +93,7 @@ class _Call:
         self.is_cut = self.rows is not None and self.rows.is_cut
         self.data = data if data.placements == tuple(placements) else data.redistribute(placements=placements)
 
-    def stay_in_place(self, options: dict) -> bool:
+    def stay_in_place(self, options: dict[str, Any]) -> bool:
         """Whether rows are worked on where they are."""
         if self.rows is None:
             return False
@@ -103,7 +103,7 @@ class _Call:
             return True
         return self.op.name == "segment_sum" or (self.op.name == "segment_mean" and options.get("weight") is None)
 
-    def run(self, options: dict, rounded_to: Optional[torch.dtype] = None) -> Any:
+    def run(self, options: dict[str, Any], rounded_to: Optional[torch.dtype] = None) -> Any:
         if options.get("weight") is not None:
             options = {**options, "weight": self.weight_here(options["weight"])}
         here = self.segments if self.rows is None else self.rows.segments
@@ -115,7 +115,7 @@ class _Call:
         number = self.op.row_numbers
         return type(results)([self.joined(result, front, n == number) for n, result in enumerate(results)])
 
-    def weight_here(self, weight: Tensor) -> Tensor:
+    def weight_here(self, weight: Any) -> Tensor:
         """The weight of what this rank has of the data. A plain one is the same on every rank."""
         if not isinstance(weight, DTensor):
             everywhere = [Replicate()] * self.mesh.ndim
@@ -128,7 +128,7 @@ class _Call:
         gradients: list[Placement] = []
         for p in self.data.placements:
             along = p.dim - self.dim if type(p) is Shard else -1
-            if 0 <= along < weight.dim() and weight.shape[along] == self.data.shape[p.dim]:
+            if 0 <= along < weight.dim() and weight.shape[along] == self.data.shape[self.dim + along]:
                 placements.append(Shard(along))
                 gradients.append(Shard(along))
             else:  # features of several ranks have it in common, and each gives it a part of its gradient
@@ -170,7 +170,7 @@ class _Call:
         lengths = self.segments.lengths
         here = lengths if self.rows is None else self.rows.segments.lengths
         gives = here > 0
-        if all(n == 0 for n, p in zip(self.mesh.get_coordinate(), placements) if p.is_partial()):
+        if all(n == 0 for n, p in zip(_place_in(self.mesh), placements) if p.is_partial()):
             gives |= lengths == 0
         if self.is_cut and self.op.name == "segment_mean":
             share = torch.where(lengths > 0, here.double() / lengths, 1)
@@ -178,16 +178,22 @@ class _Call:
         return torch.where(_along(gives, result, along), result, nothing)
 
 
+def _place_in(mesh: Any) -> Sequence[int]:
+    """Where this rank stands, of which `answer` has seen that it stands somewhere."""
+    place: Sequence[int] = mesh.get_coordinate()
+    return place
+
+
 def _along(values: Tensor, result: Tensor, dim: int) -> Tensor:
     return values.reshape(-1, *[1] * (result.dim() - dim - 1))
 
 
 # Of segments that are used again: to find out whether one is cut waits for the device.
-_known: WeakKeyDictionary[Segments, dict[tuple, _Rows]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Segments, dict[tuple[Any, ...], _Rows]] = WeakKeyDictionary()
 
 
 def _rows_here(op: str, data: DTensor, segments: Segments, dim: int, placements: Sequence[Placement]) -> _Rows:
-    ranks = zip(data.device_mesh.shape, data.device_mesh.get_coordinate(), placements)
+    ranks = zip(data.device_mesh.shape, _place_in(data.device_mesh), placements)
     over = tuple((count, rank) for count, rank, p in ranks if p == Shard(dim))
     known = _known.setdefault(segments, {})
     if over not in known:
@@ -202,7 +208,7 @@ def _rows_here(op: str, data: DTensor, segments: Segments, dim: int, placements:
     return rows
 
 
-def _bounds(num_rows: int, over: tuple) -> tuple[list[int], int]:
+def _bounds(num_rows: int, over: tuple[Any, ...]) -> tuple[list[int], int]:
     """Where the rows of each shard start, and where the last ends; which of the shards is here. The shards of a dimension of
     the mesh are sharded again by those behind it."""
     bounds, place = [0, num_rows], 0
@@ -257,7 +263,7 @@ class _Here(torch.autograd.Function):
         return local.view_as(local)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         return _Whole.apply(grad, ctx.mesh, ctx.gradients, ctx.shape, ctx.placements), None
 
 
@@ -284,6 +290,6 @@ class _Whole(torch.autograd.Function):
         )
 
     @staticmethod
-    def backward(ctx: Any, grad: DTensor) -> tuple:
+    def backward(ctx: Any, grad: DTensor) -> tuple[Any, ...]:
         grad = grad.redistribute(placements=_replicated(ctx.placements))
         return _Here.apply(grad, ctx.gradients), None, None, None, None

@@ -46,11 +46,11 @@ def group(op: str, keys: Any, sort: bool, dropna: bool, observed: bool) -> tuple
 # ---- columns ----
 
 
-def _columns_of(pandas: Any) -> tuple:
+def _columns_of(pandas: Any) -> tuple[Any, ...]:
     return pandas.Series, pandas.Index, pandas.Categorical, pandas.api.extensions.ExtensionArray
 
 
-def _split(op: str, pandas: Any, keys: Any) -> Optional[list]:
+def _split(op: str, pandas: Any, keys: Any) -> Optional[list[Any]]:
     """The columns of what has several; None of what is one itself."""
     if pandas is not None and isinstance(keys, pandas.DataFrame):
         return [keys.iloc[:, number] for number in range(keys.shape[1])]
@@ -97,7 +97,7 @@ def _array_of(column: Any) -> np.ndarray:
     return array
 
 
-def _check_lengths(op: str, columns: list) -> None:
+def _check_lengths(op: str, columns: list[Any]) -> None:
     lengths = [len(column) for column in columns]
     if len(set(lengths)) > 1:
         raise ValueError(sentence(op, "keys", "have columns of one length", " and ".join(map(str, lengths))))
@@ -138,8 +138,8 @@ def _number_numbers(keys: np.ndarray) -> tuple[Tensor, int]:
     return torch.from_numpy(np.ascontiguousarray(numbers.reshape(-1), dtype=np.int64)), num_present
 
 
-def _number_hashed(op: str, keys: list) -> tuple[Tensor, int]:
-    first_seen: defaultdict = defaultdict(count().__next__)
+def _number_hashed(op: str, keys: list[Any]) -> tuple[Tensor, int]:
+    first_seen: defaultdict[Any, Any] = defaultdict(count().__next__)
     try:
         numbers = np.fromiter(map(first_seen.__getitem__, keys), dtype=np.int64, count=len(keys))
     except TypeError as error:
@@ -229,7 +229,7 @@ def _mapped(table: Tensor, numbers: Tensor) -> Tensor:
     return torch.cat((table, table.new_full((1,), -1)))[numbers]
 
 
-def _group_pandas(op: str, pandas: Any, columns: list, sort: bool, dropna: bool, observed: bool) -> tuple[Segments, Any]:
+def _group_pandas(op: str, pandas: Any, columns: list[Any], sort: bool, dropna: bool, observed: bool) -> tuple[Segments, Any]:
     """The segments of pandas' own groups and their index."""
     if len(columns) == 1 and isinstance(columns[0], pandas.MultiIndex):
         columns = [columns[0].get_level_values(level) for level in range(columns[0].nlevels)]

@@ -22,21 +22,21 @@ _NUMBERS = frozenset("?efd" + np.typecodes["AllInteger"])
 _OF_NUMPY = (np.ndarray, np.generic)
 
 
-def concerns(data: Any, options: dict) -> bool:
+def concerns(data: Any, options: dict[str, Any]) -> bool:
     """Whether a call is one for `answer`: it has arrays, or numbers of NumPy. Offsets alone are no matter, see `_dispatch.check`."""
     if isinstance(data, np.ndarray):
         return True
     return any(isinstance(value, _OF_NUMPY) and (_is_array(name, value) or is_number(value)) for name, value in options.items())
 
 
-def answer(op: str, data: Any, segments: Any, options: dict) -> Any:
+def answer(op: str, data: Any, segments: Any, options: dict[str, Any]) -> Any:
     """The function `op` on tensors; its results as arrays again if the data was one."""
     if torch.compiler.is_compiling() and any(is_number(value) and not _is_array(name, value) for name, value in options.items()):
         return _answer_outside(op, data, segments, options)  # a number would be a tensor in the graph
     return _answer(op, data, segments, options)
 
 
-def _answer(op: str, data: Any, segments: Any, options: dict) -> Any:
+def _answer(op: str, data: Any, segments: Any, options: dict[str, Any]) -> Any:
     import fastops
 
     named = {name: _plain(op, name, value) for name, value in options.items()}

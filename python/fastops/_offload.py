@@ -357,7 +357,7 @@ class _Call:
         return self.kind(self.totals) if issubclass(self.kind, tuple) else self.totals[0]
 
 
-def _find_operation(op: Any, options: dict[str, Any]) -> tuple[Op, Callable[..., Any], dict]:
+def _find_operation(op: Any, options: dict[str, Any]) -> tuple[Op, Callable[..., Any], dict[str, Any]]:
     """The row of the operation, its function, and all that it is called with by name."""
     from . import registry
 
@@ -460,7 +460,7 @@ def _bar(call: _Call, progress: bool) -> Any:
 # ---- parts of a segment that is too large ----
 
 
-def _join(call: _Call, one: tuple[Any, ...], other: tuple) -> tuple:
+def _join(call: _Call, one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
     """Rows and results of two parts, of which the second has the later rows."""
     (rows, results), (more, others) = one, other
     pairs = [torch.cat(pair, call.dim) for pair in zip(results, others)]

@@ -183,7 +183,7 @@ def segment_cumprod(
         (product,) = call.scan((rows,), (1,), lambda a, b: (a[0] * b[0],), exclusive, reverse)
         return call.give_back(product != 0 if dtype == torch.bool else product, dtype)
 
-    def combine(a: tuple, b: tuple) -> tuple:
+    def combine(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
         return a[0] * b[0], torch.maximum(a[1], b[1]), torch.maximum(a[2], b[2])
 
     parts = (rows, (rows == 0).long(), (~rows.isfinite()).long())
@@ -227,7 +227,7 @@ def segment_logcumsumexp(
 ) -> Tensor:
     call = _Rows(data, offsets, order, index, dim)
 
-    def combine(a: tuple, b: tuple) -> tuple:
+    def combine(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
         top = torch.maximum(a[0], b[0])
         shift = top.masked_fill(top.isinf(), 0)
         return (shift + ((a[0] - shift).exp() + (b[0] - shift).exp()).log(),)
@@ -317,8 +317,8 @@ def segment_quantile(
     outside = ~((shares >= 0) & (shares <= 1))
     place = (call.lengths[:-1] - 1).clamp(min=0).double()[:, None] * shares.masked_fill(outside, 0)
     low, high = place.floor(), place.ceil()
-    share = {"linear": place - low, "midpoint": (high - low) / 2, "lower": low - low, "higher": high - low}
-    share = share.get(interpolation, place.round() - low)
+    shares_of = {"linear": place - low, "midpoint": (high - low) / 2, "lower": low - low, "higher": high - low}
+    share = shares_of.get(interpolation, place.round() - low)
     a, b = (call.values_at(call.row_of_rank(call.or_first_nan(rank.long()), ranked)) for rank in (low, high))
     share = call.with_features(share).to(a.dtype)
     gap = b - a
@@ -442,14 +442,16 @@ class _Rows:
             return place
         return _padded(self.order, self.num_rows).index_select(0, place.reshape(-1)).reshape(place.shape)
 
-    def scan(self, parts: tuple, identities: tuple, combine: Callable, exclusive: bool, reverse: bool) -> tuple:
+    def scan(
+        self, parts: tuple[Any, ...], identities: tuple[Any, ...], combine: Callable[..., Any], exclusive: bool, reverse: bool
+    ) -> tuple[Any, ...]:
         """Running results of the grouped rows; `combine` takes first what is met first."""
         number = torch.arange(self.group.size(0), device=self.offsets.device)
         limit = _padded(self.offsets[1:] - 1, 0) if reverse else self.offsets
         # What the loop reads is handed to it: what a closure holds would become a constant.
         read = (number, limit.index_select(0, self.group), self.lengths.amax(0))
 
-        def before(parts: tuple, by: Any, number: Tensor, limit: Tensor) -> tuple:
+        def before(parts: tuple[Any, ...], by: Any, number: Tensor, limit: Tensor) -> tuple[Any, ...]:
             place = number + by if reverse else number - by
             outside = place > limit if reverse else place < limit
             place, outside = torch.where(outside, 0, place), self.per_row(outside)
@@ -458,7 +460,7 @@ class _Rows:
         def goes_on(by: Tensor, *rest: Tensor) -> Tensor:
             return by < rest[-1]
 
-        def step(by: Tensor, *rest: Tensor) -> tuple:
+        def step(by: Tensor, *rest: Tensor) -> tuple[Any, ...]:
             parts, (number, limit, _) = rest[:-3], rest[-3:]
             return by * 2, *combine(before(parts, by, number, limit), parts)
 
@@ -550,7 +552,7 @@ def _extremum(largest: bool, data: Tensor, offsets: Tensor, order: Any, index: A
     return call.finish(call.extremum(largest), data.dtype, fill_value)
 
 
-def _extremum_and_row(largest: bool, data: Tensor, offsets: Tensor, order: Any, index: Any, dim: int, fill_value: Any) -> tuple:
+def _extremum_and_row(largest: bool, data: Tensor, offsets: Tensor, order: Any, index: Any, dim: int, fill_value: Any) -> tuple[Any, ...]:
     call = _Rows(data, offsets, order, index, dim)
     values = call.extremum(largest)
     return call.finish(values, data.dtype, fill_value), call.finish(call.first_row_with(values), torch.int64, -1)
@@ -563,7 +565,7 @@ def _extremal_row(largest: bool, data: Tensor, offsets: Tensor, order: Any, inde
 
 def _cumulative_extremum(
     largest: bool, data: Tensor, offsets: Tensor, order: Any, index: Any, dim: int, exclusive: bool, reverse: bool
-) -> tuple:
+) -> tuple[Any, ...]:
     call = _Rows(data, offsets, order, index, dim)
     rows = call.grouped()
     number = call.per_row(call.number_at(torch.arange(rows.size(0), device=rows.device))).expand_as(rows)
@@ -572,7 +574,7 @@ def _cumulative_extremum(
         ahead = a > b if largest else a < b
         return ahead | (a.isnan() & ~b.isnan()) if a.is_floating_point() else ahead
 
-    def combine(a: tuple, b: tuple) -> tuple:  # of rows that tie the smaller number wins
+    def combine(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:  # of rows that tie the smaller number wins
         tie = ~precedes(b[0], a[0]) & ~precedes(a[0], b[0])
         take = (b[1] >= 0) & ((a[1] < 0) | precedes(b[0], a[0]) | (tie & (b[1] < a[1])))
         return torch.where(take, b[0], a[0]), torch.where(take, b[1], a[1])
@@ -657,7 +659,7 @@ _DERIVATIVES = (
 )
 
 
-def _refusing(name: str) -> Callable:
+def _refusing(name: str) -> Callable[..., Any]:
     def form(*args: Any, **kwargs: Any) -> Any:
         remedy = "compute derivatives outside of the exported part, or pass custom_translation_table with a translation of it"
         observation = f"torch.ops.fastops.{name}, a derivative"

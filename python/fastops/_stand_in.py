@@ -57,7 +57,7 @@ def _answer_of(name: str) -> Any:
     return answer
 
 
-def _wants_gradient(arguments: tuple) -> bool:
+def _wants_gradient(arguments: tuple[Any, ...]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in arguments)
 
 

@@ -75,7 +75,7 @@ class _Signature:
     operands: tuple[int, ...]
     shared: tuple[int, ...]
     dim: int
-    defaults: tuple
+    defaults: tuple[Any, ...]
     weight: Optional[int]
     weight_dim: Optional[int]
     takes_q: bool
@@ -117,7 +117,7 @@ def _read_schema(overload: Any) -> _Signature:
 
 
 def _rule_of(overload: Any) -> Any:
-    def rule(info: Any, in_dims: tuple, *given: Any) -> tuple:
+    def rule(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, ...]:
         signature = _signature(overload)
         arguments = [*given, *signature.defaults[len(given) :]]  # those that have their defaults are left out
         in_dims = (*in_dims, *[None] * (len(arguments) - len(given)))
@@ -138,7 +138,7 @@ def _rule_of(overload: Any) -> Any:
                 continue
             place = 0 if not behind else 1 if number == signature.weight else dim + 1
             arguments[number] = _with_batch(arguments[number], in_dims[number], place, info.batch_size)
-        if of_weights:
+        if of_weights and signature.weight_dim is not None:
             arguments[signature.weight_dim] += 1
         arguments[signature.dim] = dim if behind else dim + 1
         results = overload(*arguments)
@@ -190,13 +190,13 @@ class _Operator:
 
     overload: Any
     signature: _Signature
-    arguments: tuple  # the others, and None for tensors
+    arguments: tuple[Any, ...]  # the others, and None for tensors
 
     @property
     def operands(self) -> int:
         return len(self.signature.operands)
 
-    def __call__(self, *tensors: Any) -> tuple:
+    def __call__(self, *tensors: Any) -> tuple[Any, ...]:
         arguments = list(self.arguments)
         for number, tensor in zip((*self.signature.operands, *self.signature.shared), tensors):
             arguments[number] = tensor
@@ -211,7 +211,7 @@ class _Operator:
     def differentiable(self) -> int:
         return 1
 
-    def batched(self, tensors: Sequence) -> tuple[_Operator, tuple, tuple]:
+    def batched(self, tensors: Sequence[Any]) -> tuple[_Operator, tuple[Any, ...], tuple[Any, ...]]:
         """The same of one more dimension, and where that is in each operand and result."""
         dim = self.arguments[self.signature.dim]
         if self.signature.weight is not None:
@@ -239,14 +239,14 @@ class _Vjp:
     def differentiable(self) -> int:
         return self.num_results
 
-    def __call__(self, *tensors: Any) -> tuple:
+    def __call__(self, *tensors: Any) -> tuple[Any, ...]:
         n, further = self.function.operands, torch.is_grad_enabled()
         with torch.enable_grad():
             primals = _as_inputs(tensors[:n], further)
             results = self.function(*primals, *tensors[self.operands :])[: self.function.differentiable]
             return _gradients(results, primals, tensors[n : self.operands], further)
 
-    def batched(self, tensors: Sequence) -> tuple[_Vjp, tuple, tuple]:
+    def batched(self, tensors: Sequence[Any]) -> tuple[_Vjp, tuple[Any, ...], tuple[Any, ...]]:
         function, operands, results = self.function.batched(tensors)
         return _Vjp(function), (*operands, *results[: function.differentiable]), operands
 
@@ -269,7 +269,7 @@ class _Jvp:
     def differentiable(self) -> int:
         return self.num_results
 
-    def __call__(self, *tensors: Any) -> tuple:
+    def __call__(self, *tensors: Any) -> tuple[Any, ...]:
         n, further = self.function.operands, torch.is_grad_enabled()
         with torch.enable_grad():
             primals = _as_inputs(tensors[:n], further)
@@ -277,7 +277,7 @@ class _Jvp:
             seeds = [torch.zeros_like(result).requires_grad_() for result in results]
             return _gradients(_gradients(results, primals, seeds, True), seeds, tensors[n : 2 * n], further)
 
-    def batched(self, tensors: Sequence) -> tuple[_Jvp, tuple, tuple]:
+    def batched(self, tensors: Sequence[Any]) -> tuple[_Jvp, tuple[Any, ...], tuple[Any, ...]]:
         function, operands, results = self.function.batched(tensors)
         return _Jvp(function), (*operands, *operands), results[: function.differentiable]
 
@@ -290,7 +290,7 @@ def _as_inputs(tensors: Sequence[Tensor], further: bool) -> list[Tensor]:
     return [tensor if further and tensor.requires_grad else tensor.detach().requires_grad_() for tensor in tensors]
 
 
-def _gradients(results: Sequence, inputs: Sequence, upstream: Sequence, further: bool) -> tuple:
+def _gradients(results: Sequence[Any], inputs: Sequence[Any], upstream: Sequence[Any], further: bool) -> tuple[Any, ...]:
     pairs = [(result, gradient) for result, gradient in zip(results, upstream) if result.requires_grad]
     if not pairs:
         return tuple(map(torch.zeros_like, inputs))
@@ -302,32 +302,32 @@ class _Kernels(torch.autograd.Function):
     """`function(*tensors)`, below all transforms."""
 
     @staticmethod
-    def forward(function: _Function, *tensors: Any) -> tuple:
+    def forward(function: _Function, *tensors: Any) -> tuple[Any, ...]:
         return function(*tensors)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         ctx.function, *tensors = inputs
         ctx.save_for_backward(*tensors)  # the grouping too: a change in place is found out
         ctx.save_for_forward(*tensors)
         ctx.mark_non_differentiable(*output[ctx.function.differentiable :])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple:
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         n, tensors = ctx.function.operands, ctx.saved_tensors
         gradients = gradients[: ctx.function.differentiable]
         back = _Kernels.apply(_Vjp(ctx.function), *tensors[:n], *gradients, *tensors[n:])
         return None, *back, *[None] * (len(tensors) - n)
 
     @staticmethod
-    def jvp(ctx: Any, _: Any, *tangents: Any) -> tuple:
+    def jvp(ctx: Any, _: Any, *tangents: Any) -> tuple[Any, ...]:
         n, tensors = ctx.function.operands, ctx.saved_tensors
-        tangents = [torch.zeros_like(a) if b is None else b for a, b in zip(tensors[:n], tangents)]
-        forth = _Kernels.apply(_Jvp(ctx.function), *tensors[:n], *tangents, *tensors[n:])
+        known = [torch.zeros_like(a) if b is None else b for a, b in zip(tensors[:n], tangents)]
+        forth = _Kernels.apply(_Jvp(ctx.function), *tensors[:n], *known, *tensors[n:])
         return *forth, *[None] * (ctx.function.num_results - len(forth))
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, function: _Function, *tensors: Any) -> tuple:
+    def vmap(info: Any, in_dims: tuple[Any, ...], function: _Function, *tensors: Any) -> tuple[Any, ...]:
         n = function.operands
         if any(at is not None for at in in_dims[n + 1 :]):
             refuse_batch("segments", "segments")

@@ -17,8 +17,8 @@ _sum = torch.ops.fastops.segment_sum.default
 
 
 def weighted_sum(
-    data: Tensor, weight: Tensor, segments: Any, dim: int, dtype: Optional[torch.dtype], fill_value: float
-) -> Tensor:
+    data: Any, weight: Any, segments: Any, dim: int, dtype: Optional[torch.dtype], fill_value: Any
+) -> Any:
     op = "segment_sum"
     answer = elsewhere(op, data, segments, dim=dim, dtype=dtype, fill_value=fill_value, weight=weight)
     if answer is not NotImplemented:
@@ -29,8 +29,8 @@ def weighted_sum(
 
 
 def weighted_mean(
-    data: Tensor, weight: Tensor, segments: Any, dim: int, dtype: Optional[torch.dtype], fill_value: float
-) -> Tensor:
+    data: Any, weight: Any, segments: Any, dim: int, dtype: Optional[torch.dtype], fill_value: Any
+) -> Any:
     op = "segment_mean"
     answer = elsewhere(op, data, segments, dim=dim, dtype=dtype, fill_value=fill_value, weight=weight)
     if answer is not NotImplemented:

@@ -229,7 +229,7 @@ def segment_logcumsumexp(
     call = _Call("segment_logcumsumexp", data, segments, dim, FLOATING)
     check_options(call.op, data, {"exclusive": exclusive, "reverse": reverse})
 
-    def combine(a: tuple, b: tuple) -> tuple:
+    def combine(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
         top = torch.maximum(a[0], b[0]).detach()
         shift = torch.where(top.isinf(), 0, top)
         total = (a[0] - shift).exp() + (b[0] - shift).exp()
@@ -356,7 +356,7 @@ def segment_broadcast(values: Tensor, segments: Grouping, *, dim: int = 0, num_r
 class _Call:
     """The rows of a call in the order of their segments, and the way back."""
 
-    def __init__(self, op: str, data: Tensor, segments: Grouping, dim: int, accepted: tuple = ALL_DTYPES) -> None:
+    def __init__(self, op: str, data: Tensor, segments: Grouping, dim: int, accepted: tuple[Any, ...] = ALL_DTYPES) -> None:
         segments, self.dim = check(op, data, segments, dim)
         remedy = "pass dtype=torch.float32" if op == "segment_mean" and data.dtype in ALL_DTYPES else ""
         check_dtype(op, data.dtype, accepted, remedy=remedy)
@@ -377,7 +377,7 @@ class _Call:
         """Each of the ordered rows gets what belongs to its segment."""
         return values.index_select(0, _owners(self.offsets[:-1], self.rows.size(0)))
 
-    def halve(self, rows: tuple, identities: tuple, combine: Callable) -> tuple:
+    def halve(self, rows: tuple[Any, ...], identities: tuple[Any, ...], combine: Callable[..., Any]) -> tuple[Any, ...]:
         """Reduces each segment to one row by combining neighbours. A segment without rows becomes the identity."""
         starts, lengths = self.offsets[:-1], self.lengths
         while True:
@@ -398,7 +398,9 @@ class _Call:
             )
             starts, lengths = new_starts, halves
 
-    def double(self, rows: tuple, identities: tuple, combine: Callable, exclusive: bool, reverse: bool) -> tuple:
+    def double(
+        self, rows: tuple[Any, ...], identities: tuple[Any, ...], combine: Callable[..., Any], exclusive: bool, reverse: bool
+    ) -> tuple[Any, ...]:
         """Running results, by doubling: after step k each row has combined 2**k rows, those that are met before it first."""
         num_rows, step = rows[0].size(0), -1 if reverse else 1
         number = torch.arange(num_rows, device=self.offsets.device)
@@ -406,7 +408,7 @@ class _Call:
         first, last = self.offsets[owner], self.offsets[owner + 1]
         longest = int(self.lengths.max()) if self.lengths.numel() else 0
 
-        def before(parts: tuple, by: int) -> tuple:
+        def before(parts: tuple[Any, ...], by: int) -> tuple[Any, ...]:
             at = number - step * by
             at = torch.where((at >= first) & (at < last), at, num_rows)  # num_rows: the identity
             return tuple(
@@ -452,10 +454,10 @@ class _Call:
         """The maximum of each segment, as a constant; 0 without rows."""
         return _widened(self.take(self.best_row(torch.gt)).detach())
 
-    def best_row(self, better: Callable) -> Tensor:
+    def best_row(self, better: Callable[..., Any]) -> Tensor:
         """The row number of each segment's extremum, -1 for segments without rows."""
 
-        def combine(a: tuple, b: tuple) -> tuple:
+        def combine(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
             take = (b[1] >= 0) & (better(b[0], a[0]) | ((b[0] != b[0]) & (a[0] == a[0])))
             return torch.where(take, b[0], a[0]), torch.where(take, b[1], a[1])
 
@@ -513,7 +515,8 @@ class _Call:
         values = torch.where(row < 0, fill, self.take(row.flatten(0, 1)).reshape(row.shape))
         if not put_back:
             return values, row
-        return tuple(part.movedim((0, 1), (self.dim, self.dim + 1)).contiguous() for part in (values, row))
+        values, row = (part.movedim((0, 1), (self.dim, self.dim + 1)).contiguous() for part in (values, row))
+        return values, row
 
 
 class _Times(torch.autograd.Function):
@@ -526,12 +529,12 @@ class _Times(torch.autograd.Function):
         return torch.where((a == 0) | (b == 0), 0, a * b)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         a, b = ctx.saved_tensors
         return _Times.apply(gradient, b), _Times.apply(gradient, a)
 
@@ -575,7 +578,7 @@ def _cumulative(
     exclusive: bool,
     reverse: bool,
     identity: int,
-    combine: Callable,
+    combine: Callable[..., Any],
 ) -> Tensor:
     call = _Call(op, data, segments, dim)
     result = _result_dtype(op, data, dtype)
@@ -598,12 +601,12 @@ def _cumulative(
 
 
 def _cumulative_extremum(
-    op: str, better: Callable, data: Tensor, segments: Grouping, dim: int, exclusive: bool, reverse: bool
+    op: str, better: Callable[..., Any], data: Tensor, segments: Grouping, dim: int, exclusive: bool, reverse: bool
 ) -> tuple[Tensor, Tensor]:
     call = _Call(op, data, segments, dim)
     check_options(op, data, {"exclusive": exclusive, "reverse": reverse})
 
-    def combine(a: tuple, b: tuple) -> tuple:  # a is met first; of rows that tie the smaller number wins
+    def combine(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:  # a is met first; of rows that tie the smaller number wins
         ahead = better(b[0], a[0]) | ((b[0] != b[0]) & (a[0] == a[0]))
         behind = better(a[0], b[0]) | ((a[0] != a[0]) & (b[0] == b[0]))
         take = (b[1] >= 0) & ((a[1] < 0) | ahead | (~behind & (b[1] < a[1])))
@@ -659,7 +662,7 @@ def _result_dtype(op: str, data: Tensor, dtype: Optional[torch.dtype]) -> torch.
     return dtype
 
 
-def _extremum(op: str, better: Callable, data: Tensor, segments: Grouping, dim: int, fill_value: float) -> Tensor:
+def _extremum(op: str, better: Callable[..., Any], data: Tensor, segments: Grouping, dim: int, fill_value: float) -> Tensor:
     call = _Call(op, data, segments, dim)
     check_options(op, data, {"fill_value": fill_value})
     best = call.take(call.best_row(better)).detach()
@@ -676,7 +679,7 @@ def _extremum(op: str, better: Callable, data: Tensor, segments: Grouping, dim: 
 
 
 def _extremum_and_row(
-    op: str, better: Callable, data: Tensor, segments: Grouping, dim: int, fill_value: float
+    op: str, better: Callable[..., Any], data: Tensor, segments: Grouping, dim: int, fill_value: float
 ) -> tuple[Tensor, Tensor]:
     call = _Call(op, data, segments, dim)
     check_options(op, data, {"fill_value": fill_value})
@@ -694,7 +697,7 @@ def _end(op: str, data: Tensor, segments: Grouping, dim: int, fill_value: float)
     return call.finish(call.take(call.per_segment(row).expand(shape)), data.dtype, fill_value)
 
 
-def _extremal_row(op: str, better: Callable, data: Tensor, segments: Grouping, dim: int, fill_value: int) -> Tensor:
+def _extremal_row(op: str, better: Callable[..., Any], data: Tensor, segments: Grouping, dim: int, fill_value: int) -> Tensor:
     call = _Call(op, data, segments, dim)
     check_options(op, data, {"fill_value": fill_value}, int)
     return call.finish(call.best_row(better), torch.int64, fill_value)

@@ -60,7 +60,7 @@ class Segments:
     # _parts is what operations read, (offsets, order, index): order and index are None when rows stand in order.
     __slots__ = ("_parts", "_device", "_num_rows", "_lengths", "_index", "_tail_unknown", "__weakref__")
 
-    _parts: tuple
+    _parts: tuple[Any, ...]
     _device: Any
     _num_rows: Optional[int]
     _lengths: Optional[Tensor]
@@ -389,14 +389,15 @@ class Segments:
 
     def _map(self, function: Any) -> Segments:
         parts = (self._parts[0], self.order, self._parts[2])
-        moved = tuple(None if part is None else function(part) for part in parts)
+        moved = [None if part is None else function(part) for part in parts]
         if all(new is old for new, old in zip(moved, parts)):
             return self
-        return _new(*moved, self._num_rows)
+        offsets, order, index = moved
+        return _new(offsets, order, index, self._num_rows)
 
     # ---- copying, pickling ----
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         offsets, _, index = self._parts
         return _rebuild, (offsets, self.order, index, self._num_rows)
 
@@ -575,13 +576,13 @@ class _Context:
         return f"in_order={self.in_order}"
 
 
-def _flatten(segments: Segments) -> tuple[list, _Context]:
+def _flatten(segments: Segments) -> tuple[list[Any], _Context]:
     offsets, order, index = segments._parts[0], segments.order, segments._parts[2]
     context = _Context(order is None, segments._num_rows)
     return [offsets] if order is None else [offsets, order, index], context
 
 
-def _flatten_with_keys(segments: Segments) -> tuple[list, _Context]:
+def _flatten_with_keys(segments: Segments) -> tuple[list[Any], _Context]:
     leaves, context = _flatten(segments)
     names = ("offsets", "order", "index")
     return [(torch.utils._pytree.GetAttrKey(name), leaf) for name, leaf in zip(names, leaves)], context

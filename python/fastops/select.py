@@ -104,7 +104,7 @@ def segment_topk(
     return _named_topk(call(_topk, data, *segments._parts, k, dim, largest, sorted, fill_value))
 
 
-def check_topk(data: Tensor, k: Any, largest: Any, sorted: Any, fill_value: Any) -> int:
+def check_topk(data: Any, k: Any, largest: Any, sorted: Any, fill_value: Any) -> int:
     """The number of rows, an int, after a check of what kernels and the reference check alike."""
     op = "segment_topk"
     check_dtype(op, data.dtype, ALL_DTYPES)
@@ -211,7 +211,7 @@ def segment_quantile(
     return call(_quantile, data, *segments._parts, as_tensor(q, data), dim, interpolation, fill)
 
 
-def check_quantile(data: Tensor, q: Any, interpolation: Any, fill_value: Any) -> None:
+def check_quantile(data: Any, q: Any, interpolation: Any, fill_value: Any) -> None:
     """What kernels and the reference check alike."""
     op = "segment_quantile"
     check_dtype(op, data.dtype, FLOATING)
@@ -235,11 +235,11 @@ def check_quantile(data: Tensor, q: Any, interpolation: Any, fill_value: Any) ->
         return
     if isinstance(q, bool) or not isinstance(q, numbers.Real):
         raise _numpy.no_tensor(op, "q", q, "be a number, ")
-    if not 0 <= q <= 1:
+    if not 0 <= float(q) <= 1:
         raise ValueError(sentence(op, "q", "be in [0, 1]", q))
 
 
-def as_tensor(q: Any, like: Tensor) -> Tensor:
+def as_tensor(q: Any, like: Any) -> Tensor:
     """q on the device of data: by filling, for which a device is not waited for."""
     if isinstance(q, Tensor):
         return q
