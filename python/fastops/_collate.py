@@ -220,14 +220,14 @@ class _Collation:
                 observed = kind(items[number]) if parts is None else _listed(parts)
                 raise ValueError(sentence(_OP, where, f"have the parts {_listed(names)}, as in item 0", observed))
         collated: dict[str, Any] = {}
-        first = ""
+        first: Optional[str] = None
         for name in names:
             path, values = f"{within}{name}", [parts[name] for parts in parts_of_items]
             self.paths.append(path)
             if path in self.stack:
                 collated[name] = _stacked(path, values)
             elif _has_rows(values[0]):
-                self.rows[path] = _concatenated(path, values, first, self.rows.get(first))
+                self.rows[path] = _concatenated(path, values, first, self.rows[first] if first else None)
                 collated[name] = self.rows[path].data
                 first = first or path
             elif _parts_of(values[0]) is not None:
