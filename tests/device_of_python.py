@@ -1,7 +1,7 @@
 """A device that torch does not know, named `npy`, whose memory is that of the CPU: PrivateUse1, in Python.
 
-Every tensor stands for one on the CPU, which is found by its storage. Views are copies. Only torch's own operators run on it. Renaming the backend holds for
-the whole process, so tests run this in one of its own.
+Every tensor stands for one on the CPU, which is found by its storage. Views are copies. Only torch's own operators run on it.
+Renaming the backend holds for the whole process, so tests run this in one of its own.
 """
 
 import torch

@@ -1,6 +1,8 @@
 """torch.func and forward mode: every operation under every transform gives what it gives without, one call at a time."""
 
+import doctest
 import functools
+from pathlib import Path
 
 import pytest
 import torch
@@ -85,7 +87,8 @@ def test_vmap(op, grouping, device):
 def test_vmap_of_vmap(op, device):
     f, data = function_of(op, "unsorted", device)
     samples = torch.stack((batches(data), batches(-data)))  # [2, 3, rows, 2]
-    expected = [torch.stack([torch.stack(results) for results in of_one]) for of_one in zip(*[zip(*[as_tuple(f(x)) for x in y]) for y in samples])]
+    expected = zip(*[[torch.stack(results) for results in zip(*[as_tuple(f(x)) for x in row])] for row in samples])
+    expected = list(map(torch.stack, expected))
     for result, wanted in zip(as_tuple(vmap(vmap(f))(samples)), expected):
         close(result, wanted)
     moved = samples.permute(2, 3, 0, 1)  # [rows, 2, 2, 3]
@@ -196,7 +199,8 @@ def test_derivatives_by_weights(device, name, heads):
 
     for one, other in zip(grad(loss, (0, 1))(data, weight), expected(data, weight)):
         close(one, other)
-    for in_dims, calls in (((0, 0), zip(rows, weights)), ((0, None), ((x, weight) for x in rows)), ((None, 0), ((data, w) for w in weights))):
+    ways = ((0, 0), zip(rows, weights)), ((0, None), ((x, weight) for x in rows)), ((None, 0), ((data, w) for w in weights))
+    for in_dims, calls in ways:
         found = vmap(grad(loss, (0, 1)), in_dims)(rows if in_dims[0] == 0 else data, weights if in_dims[1] == 0 else weight)
         for one, other in zip(found, zip(*(expected(x, w) for x, w in calls))):
             close(one, torch.stack(other))
@@ -225,7 +229,8 @@ def test_vmap_over_quantiles(device):
     close(vmap(f, (None, 0))(data, q), torch.stack([f(data, row) for row in q]))
     close(vmap(f)(samples, q[:, 0]), torch.stack([f(x, one) for x, one in zip(samples, q[:, 0])]))
     close(vmap(f, (0, None))(samples, q[0]), torch.stack([f(x, q[0]) for x in samples]))
-    close(vmap(grad(lambda x, q: f(x, q).sum()))(samples, q), torch.stack([jacrev(lambda x: f(x, one).sum())(x) for x, one in zip(samples, q)]))
+    gradients = [grad(lambda x, q: f(x, q).sum())(x, one) for x, one in zip(samples, q)]
+    close(vmap(grad(lambda x, q: f(x, q).sum()))(samples, q), torch.stack(gradients))
     same(grad(lambda q: f(data, q).sum())(q[0]), [0.0, 0.0])
 
 
@@ -485,6 +490,17 @@ def test_compiled():
         torch._dynamo.reset()
         close(torch.compile(lambda x: f(x), backend="aot_eager")(data), f(data))
     torch._dynamo.reset()
+
+
+def test_page():
+    page = Path(__file__).parents[1] / "docs" / "transforms.md"
+    text = page.read_text().replace("```", "")
+    example = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
+    assert len(example.examples) > 12
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    report = []
+    runner.run(example, out=report.append)
+    assert not runner.failures, "".join(report)
 
 
 def test_make_fx():

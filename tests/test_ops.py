@@ -748,7 +748,7 @@ def test_meta_tensors(op, dtype):
 
 @differentiable
 def test_torch_func(op, device):
-    """vmap, grad, jvp and jacrev: the reference answers, with gradients."""
+    """vmap, grad, jvp and jacrev in short; test_func.py has them at length."""
     segments = testing.make_segments((2, 0, 3), "unsorted", device=device)
     rows = segments.num_segments if op.takes_values else segments.num_rows
     data = testing.make_data((4, rows), torch.float64, kind="distinct", seed=3).to(device)

@@ -167,7 +167,8 @@ def test_in_a_process_with_two_small_devices(cuda):
     if not SIMULATED:
         pytest.skip("on a real GPU the tests below run here, where there are two of them")
     environment = {**os.environ, SMALL: "1", "CUDASIM_DEVICES": "2", "CUDASIM_MEM_MB": "64", "CUDASIM_STATS": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "cuda", "-k", "second_device or out_of_memory", __file__]
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "cuda", "-k", "second_device or out_of_memory"]
+    command = [sys.executable, "-m", "pytest", *options, __file__]
     run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=HERE.parent)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
     assert re.search(r"\d+ passed", run.stdout) and "skipped" not in run.stdout, run.stdout

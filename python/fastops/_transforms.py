@@ -1,8 +1,8 @@
 """Operators under `torch.func` and in forward mode, which autograd functions that are written in C++ do not take part in.
 
 Columns know nothing of each other, so a batch of calls is one call with one more dimension. `vmap` puts it in front of all tensors,
-or right behind the rows where weights have it, whose dimensions are those of the data from the rows on. Each operator has a rule
-for that, and where nothing but vmap is active, autograd goes on below as it does elsewhere.
+or right behind the rows: where it is there already, and where weights have it, whose dimensions are those of the data from the rows
+on. Each operator has a rule for that, and where nothing but vmap is active, autograd goes on below as it does elsewhere.
 
 Other transforms and forward mode see a `_Kernels`, a function of tensors that runs below all of them. What it is made of are operators
 and derivatives that autograd takes there: its own derivatives are of the same kind, any number of times.
@@ -79,6 +79,8 @@ class _Signature:
     weight: Optional[int]
     weight_dim: Optional[int]
     takes_q: bool
+    takes_k: bool
+    plain: bool  # the rows of all operands are in one dimension, and so are those of the results but for k
     num_results: int
 
 
@@ -109,6 +111,8 @@ def _read_schema(overload: Any) -> _Signature:
         weight=at("weight"),
         weight_dim=at("weight_dim"),
         takes_q="q" in names,
+        takes_k="k" in names,
+        plain="q" not in names and not schema.name.endswith("_place"),
         num_results=len(schema.returns),
     )
 
@@ -130,9 +134,11 @@ def _rule_of(overload: Any) -> Any:
         dim = arguments[signature.dim]
         dim = dim + rank if -rank <= dim < 0 else dim
 
-        # Weights count their dimensions from the rows on, so there the batch goes behind the rows.
         of_weights = signature.weight_dim is not None
-        behind = of_weights or (signature.weight is not None and in_dims[signature.weight] is not None)
+        if of_weights or signature.weight is not None:
+            behind = of_weights or in_dims[signature.weight] is not None
+        else:  # where it is, rather than by a copy
+            behind = signature.plain and in_dims[first] is not None and in_dims[first] > dim
         for number in signature.operands:
             if number == signature.weight and not behind:
                 continue
@@ -143,7 +149,10 @@ def _rule_of(overload: Any) -> Any:
         arguments[signature.dim] = dim if behind else dim + 1
         results = overload(*arguments)
 
-        place = (1 if of_weights else dim + 1) if behind else _in_front(signature, arguments[signature.shared[-1]])
+        if behind:
+            place = 1 if of_weights else dim + 1 + signature.takes_k
+        else:
+            place = _in_front(signature, arguments[signature.shared[-1]] if signature.shared else None)
         return results, (place,) * signature.num_results if signature.num_results > 1 else place
 
     return rule
@@ -154,7 +163,7 @@ for _name in (*PUBLIC, *_INTERNAL):
 
 
 def _in_front(signature: _Signature, q: Any) -> int:
-    """Where in the results a batch is that stands in front of the data: behind the quantiles, the last of what is shared, if there are several."""
+    """Where in the results a batch is that stands in front of the data: behind several quantiles, which come first."""
     return int(signature.takes_q and q.dim() == 1)
 
 

@@ -1,7 +1,7 @@
 """Every operation in plain PyTorch: slow, obvious, differentiable any number of times and in forward mode.
 
 It defines what the operations mean and is what tests compare with. It also answers in place of the kernels on devices
-that have none and under `torch.func` transforms. The functions take what the public ones take and check it in the
+that have none. The functions take what the public ones take and check it in the
 same words.
 
 Segments are reduced by halving: rows `2k` and `2k + 1` of each segment become one, until one is left. The loop has
