@@ -26,7 +26,10 @@ def concerns(data: Any, options: dict[str, Any]) -> bool:
     """Whether a call is one for `answer`: it has arrays, or numbers of NumPy. Offsets alone are no matter, see `_dispatch.check`."""
     if isinstance(data, np.ndarray):
         return True
-    return any(isinstance(value, _OF_NUMPY) and (_is_array(name, value) or is_number(value)) for name, value in options.items())
+    for name, value in options.items():  # every call that is not the shortest comes by, and a generator takes as long as the rest
+        if isinstance(value, _OF_NUMPY) and (_is_array(name, value) or is_number(value)):
+            return True
+    return False
 
 
 def answer(op: str, data: Any, segments: Any, options: dict[str, Any]) -> Any:
