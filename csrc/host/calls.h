@@ -131,6 +131,12 @@ inline Tensor call_select_backward(const Tensor& grad, const Tensor& indices, co
   return op.call(grad, indices, g.offsets, g.order, g.index, std::move(num_rows), dim);
 }
 
+inline Tensor call_place(const Tensor& values, const Tensor& indices, SymInt num_rows, int64_t dim) {
+  using Signature = Tensor(const Tensor&, const Tensor&, SymInt, int64_t);
+  FASTOPS_OPERATOR(Signature, op, "_segment_place");
+  return op.call(values, indices, std::move(num_rows), dim);
+}
+
 using ThreeSignature = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&,
                               const OptionalTensor&, int64_t);
 

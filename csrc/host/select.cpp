@@ -197,12 +197,6 @@ std::tuple<Tensor, Tensor, Tensor> call_quantile_rows(const Tensor& data, const 
   return op.call(data, g.offsets, g.order, g.index, q, dim, interpolation, fill);
 }
 
-Tensor call_place(const Tensor& values, const Tensor& indices, SymInt num_rows, int64_t dim) {
-  using Signature = Tensor(const Tensor&, const Tensor&, SymInt, int64_t);
-  FASTOPS_OPERATOR(Signature, op, "_segment_place");
-  return op.call(values, indices, std::move(num_rows), dim);
-}
-
 // Derivatives.
 
 struct TopkFunction : torch::autograd::Function<TopkFunction> {
