@@ -387,6 +387,7 @@ MODULE = """#include <pybind11/pybind11.h>
 PYBIND11_MODULE(_C, m) {
   m.def("build_info", [] { return pybind11::dict(); });
   m.def("cpu_capability", &fastops::cpu::capability_name);
+  m.def("library_in_use", [] { return ""; });
 }
 """
 

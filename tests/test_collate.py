@@ -336,3 +336,43 @@ def test_pinned(cuda, workers):
     for batch in DataLoader(GRAPHS, 2, num_workers=workers, collate_fn=collate, pin_memory=True):
         assert batch.nodes.x.is_pinned() and batch.nodes.segments.offsets.is_pinned() and batch.label.is_pinned()
         assert_same_batch(batch.to(cuda, non_blocking=True).to("cpu"), batch.to("cpu"))
+
+
+def test_names_that_paths_do_not_tell_apart():
+    item = {"a.b": torch.ones(1), "a": {"b": torch.ones(2)}}
+    with pytest.raises(ValueError, match=r"collate: items must have parts with different names that hold no point, but got 'a\.b', 'a'"):
+        collate([item, item])
+    with pytest.raises(ValueError, match="collate: items must have parts with different names that hold no point, but got 1, '1'"):
+        collate([{1: torch.ones(1), "1": torch.ones(1)}])
+
+
+def test_wrong_options():
+    items = [{"a": torch.ones(1)}] * 2
+    with pytest.raises(TypeError, match="collate: stack must be the name of a part or a collection of names, but got None"):
+        collate(items, stack=None)
+    with pytest.raises(TypeError, match="collate: shift must be a dict of names of parts, but got str"):
+        collate(items, shift="a")
+
+
+def test_rows_in_some_items_only():
+    items = [{"a": torch.ones(1), "b": 1}, {"a": torch.ones(1), "b": torch.tensor([5.0])}]
+    for some in (items, items[::-1]):
+        with pytest.raises((TypeError, ValueError), match="collate: b of item . must"):
+            collate(some)
+
+
+def test_arrays_that_no_tensor_is_like():
+    batch = collate([np.arange(3)[::-1], np.arange(2).astype(">i8")])
+    assert batch.data.tolist() == [2, 1, 0, 0, 1]
+
+
+def test_completion():
+    assert {"data", "segments", "to", "keys"} <= set(dir(collate([torch.ones(2)])))
+
+
+@pytest.mark.parametrize("place", (torch.float64, torch.ones(1)), ids=("dtype", "tensor"))
+def test_numbers_of_rows_stay_integers(place):
+    batch = collate([torch.ones(2)])
+    for it in (batch, batch.segments):
+        with pytest.raises(TypeError, match=r"\.to: device must be a device, but got torch\."):
+            it.to(place)

@@ -366,6 +366,18 @@ def test_compiled_autograd():
     assert torch.equal(eager.grad, compiled.grad)
 
 
+@pytest.mark.parametrize("op", [op for op in OPS if op.differentiable], ids=lambda op: op.name)
+def test_compiled_autograd_of_eager_forwards(op):
+    """The backward alone becomes a graph, also of what returns row numbers beside values."""
+    sample = testing.make_sample(op, "canonical", 3, "transposed", "unsorted", torch.float64, requires_grad=True)
+    data, segments = sample.args
+    loss = first(op.fn(data, segments)).square().sum()
+    (expected,) = torch.autograd.grad(loss, data, retain_graph=True)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        loss.backward()
+    torch.testing.assert_close(data.grad, expected, equal_nan=True)
+
+
 def test_autocast():
     def f(x, s):
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -512,3 +512,61 @@ def test_make_fx():
     graph = make_fx(f)(data)
     assert any("fastops." in str(node.target) for node in graph.graph.nodes)
     close(graph(data * 2), f(data * 2))
+
+
+@pytest.mark.parametrize("made_inside", (False, True))
+def test_inference_mode(device, made_inside):
+    segments = testing.make_segments((3, 0, 4), device=device)
+    data = testing.make_data((7,), torch.float64).to(device)
+    energy = lambda x: segment_softmax(x, segments).square().sum() + segment_sum(x, segments).pow(3).sum()  # noqa: E731
+    expected = grad(energy)(data), hessian(energy)(data), jvp(energy, (data,), (data,))[1]
+    with torch.inference_mode():
+        x = data.clone() if made_inside else data
+        found = grad(energy)(x), hessian(energy)(x), jvp(energy, (x,), (x,))[1]
+    for one, other in zip(found, expected):
+        torch.testing.assert_close(one, other)
+        assert not one.requires_grad
+
+
+@pytest.mark.parametrize("op", [op for op in registry.OPS if not op.differentiable], ids=lambda op: op.name)
+def test_results_without_a_derivative(op, device):
+    """Row numbers, counts and truths change by nothing, as torch's own do."""
+    segments = testing.make_segments((3, 0, 4), device=device)
+    data = testing.make_data((7,), torch.float64).to(device)
+    result, change = jvp(lambda x: op.fn(x, segments), (data,), (data,))
+    assert torch.equal(result, op.fn(data, segments)) and not change.any()
+    with forward_ad.dual_level():
+        dual = op.fn(forward_ad.make_dual(data, data), segments)
+        assert forward_ad.unpack_dual(dual).tangent is None
+    weigh = lambda x: (op.fn(x, segments).double().sum() * x.square()).sum()  # noqa: E731
+    torch.testing.assert_close(hessian(weigh)(data), 2 * op.fn(data, segments).sum() * torch.eye(7, dtype=data.dtype, device=device))
+
+
+@pytest.mark.parametrize("context", (torch.inference_mode, torch.no_grad), ids=lambda context: context.__name__)
+def test_what_segments_keep_outlives_where_it_was_asked_for(context, device):
+    segments = testing.make_segments((3, 0, 4), device=device)
+    with context():
+        assert segments.index.numel() == 7 and segments.lengths.numel() == 3
+    data = torch.ones(3, 2, device=device, requires_grad=True)
+    (data * segments.lengths[:, None]).index_select(0, segments.index).sum().backward()  # both are saved
+    assert data.grad[:, 0].tolist() == [9, 0, 16]
+
+
+@pytest.mark.parametrize("transform", (grad, torch.func.functionalize), ids=("grad", "functionalize"))
+def test_what_segments_keep_is_of_no_transform(transform, device):
+    segments = testing.make_segments((3, 0, 4), device=device)
+    transform(lambda x: (x.sum() * segments.index.sum() * segments.lengths.sum()))(torch.ones(2, device=device))
+    assert segments.index.data_ptr() != 0 and segments.index.tolist() == [0, 0, 0, 2, 2, 2, 2]
+    assert segments.lengths.data_ptr() != 0 and segments.lengths.tolist() == [3, 0, 4]
+
+
+@pytest.mark.parametrize("op", [op for op in registry.OPS if op.differentiable], ids=lambda op: op.name)
+def test_batches_of_gradients(op, device):
+    """vmap over the vector of a vector-Jacobian product."""
+    segments = testing.make_segments((3, 0, 4), device=device)
+    shape = (3,) if op.takes_values else (7,)
+    data = testing.make_data(shape, torch.float64, kind=op.data_kind).to(device).requires_grad_()
+    result = first(op.fn(data, segments))
+    vectors = testing.make_data((4, *result.shape), torch.float64).to(device)
+    back = lambda v: torch.autograd.grad(result, data, v, retain_graph=True)[0]  # noqa: E731
+    torch.testing.assert_close(vmap(back)(vectors), torch.stack([back(v) for v in vectors]), equal_nan=True)

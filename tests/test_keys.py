@@ -249,3 +249,9 @@ def test_a_frame_there_and_back():
     centred = frame["x"] - segment_broadcast(means, segments)
     expected = frame["x"] - frame.groupby("g")["x"].transform("mean")
     pd.testing.assert_series_equal(centred[frame["g"].notna()], expected[frame["g"].notna()])
+
+
+def test_tensors_without_dimensions():
+    """As the labels of a data set come: equal ones are one key, though each is an object of its own."""
+    segments, keys = Segments.from_keys([torch.tensor(1), torch.tensor(1), torch.tensor(2)])
+    assert segments.index.tolist() == [0, 0, 1] and keys == [1, 2]

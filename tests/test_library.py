@@ -45,6 +45,15 @@ def test_load_library_is_enough_for_operators():
     assert done.returncode == 0, done.stderr
 
 
+def test_another_copy_is_not_taken_for_its_own(tmp_path):
+    copy = shutil.copy(fastops.library_path(), tmp_path)
+    code = "import sys, torch; torch.ops.load_library(sys.argv[1]); import fastops"
+    done = subprocess.run([sys.executable, "-c", code, copy], capture_output=True, text=True)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: fastops: ") and f"those of {copy} are loaded already" in last
+
+
 @pytest.mark.slow
 def test_a_cpp_program(tmp_path):
     if shutil.which("cmake") is None:

@@ -157,6 +157,15 @@ def test_variance_far_from_zero(device, length, features):
     torch.testing.assert_close(result, expected, rtol=2e-6 if device == "cpu" else 2e-3, atol=0)
 
 
+def test_std_hides_no_nan(make):
+    """Of a segment with a NaN no gradient is a number; of equal rows it is 0."""
+    data = make([1.0, torch.nan, 2.0, 5.0, 5.0]).requires_grad_()
+    segment_std(data, make([0, 3, 5])).sum().backward()
+    same(data.grad, [torch.nan] * 3 + [0.0] * 2)
+    change = torch.func.jvp(lambda x: segment_std(x, make([0, 3, 5])), (data.detach(),), (torch.ones_like(data),))[1]
+    same(change, [torch.nan, 0.0])
+
+
 def test_a_huge_value_changes_no_other_segment(device):
     data = testing.make_data((64, 3), torch.float32, kind="normal").to(device)
     offsets = torch.tensor([0, 20, 44, 64], device=device)

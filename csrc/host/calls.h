@@ -232,12 +232,12 @@ inline Tensor call_linear_scan(const Tensor& factors, const Tensor& data, const 
 }
 
 // What goes to selected rows, and back. Saved with the grouping, so that a change of that in place is found out here too.
+// Row numbers are integers, which autograd knows to have no derivative; compiled autograd refuses to be told so.
 template <class Select>
 torch::autograd::variable_list forward_select(torch::autograd::AutogradContext* ctx, const Tensor& data, const Grouping& grouping,
                                               int64_t dim, Select&& select) {
   at::AutoDispatchBelowADInplaceOrView guard;
   const auto [values, indices] = select();
-  ctx->mark_non_differentiable({indices});
   save_grouping(ctx, {indices}, grouping);
   dim = at::maybe_wrap_dim(dim, data.dim());
   ctx->saved_data["dim"] = dim;

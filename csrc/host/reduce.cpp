@@ -274,7 +274,6 @@ struct SelectFunction : torch::autograd::Function<SelectFunction<reduction>> {
   static variable_list forward(AutogradContext* ctx, const Tensor& data, FASTOPS_GROUPING, int64_t dim, const Scalar& fill) {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto [values, indices] = call_extremum_with_row(reduction == Reduction::max, data, {offsets, order, index}, dim, fill);
-    ctx->mark_non_differentiable({indices});
     save_grouping(ctx, {indices}, {offsets, order, index});
     ctx->saved_data["dim"] = dim;
     ctx->saved_data["num_rows"] = data.sym_size(at::maybe_wrap_dim(dim, data.dim()));
@@ -347,8 +346,8 @@ struct SpreadFunction : torch::autograd::Function<SpreadFunction<root>> {
     const Tensor &data = tensors[0], &mean = tensors[1];
     Tensor grad = grads[0].to(mean.scalar_type());
     if (root) {
-      const Tensor std = tensors[2].to(mean.scalar_type()), safe = at::where(std > 0, std, at::ones({}, std.options()));
-      grad = at::where(std > 0, grad / (2 * safe), at::zeros({}, std.options()));
+      const Tensor std = tensors[2].to(mean.scalar_type()), flat = std <= 0;  // a NaN is not flat, and goes on
+      grad = at::where(flat, at::zeros({}, std.options()), grad / (2 * at::where(flat, at::ones({}, std.options()), std)));
     }
     return {call_var_backward(grad, data, mean, saved, ctx->saved_data["dim"].toInt(), ctx->saved_data["correction"].toDouble()),
             {}, {}, {}, {}, {}, {}};

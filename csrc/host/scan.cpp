@@ -211,7 +211,6 @@ struct CumulativeExtremumFunction : torch::autograd::Function<CumulativeExtremum
     const Grouping grouping{offsets, order, index};
     const auto [values, rows] = call_cumulative_extremum(kind == Scan::max, data, grouping, dim, exclusive, reverse);
     const Tensor own = exclusive ? std::get<1>(call_cumulative_extremum(kind == Scan::max, data, grouping, dim, false, reverse)) : rows;
-    ctx->mark_non_differentiable({rows});
     save_scan(ctx, {own}, grouping, at::maybe_wrap_dim(dim, data.dim()), exclusive, reverse);
     return {values, rows};
   }

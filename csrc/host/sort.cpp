@@ -83,7 +83,6 @@ struct SortFunction : torch::autograd::Function<SortFunction> {
   static variable_list forward(AutogradContext* ctx, const Tensor& data, FASTOPS_GROUPING, int64_t dim, bool descending) {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto [values, indices] = call_sort(data, {offsets, order, index}, dim, descending);
-    ctx->mark_non_differentiable({indices});
     // Indices say it all, but a change of the segments is found out here as it is elsewhere.
     save_grouping(ctx, {indices}, {offsets, order, index});
     ctx->saved_data["dim"] = at::maybe_wrap_dim(dim, data.dim());

@@ -18,7 +18,7 @@ from torch.utils.data import default_collate, get_worker_info
 from ._offload import _in_host_memory
 from .errors import dtype_name, kind, sentence
 from .move import segment_broadcast
-from .segments import _INDEX_DTYPES, Segments
+from .segments import _INDEX_DTYPES, Segments, _device
 
 __all__ = ["Batch", "collate"]
 
@@ -79,6 +79,9 @@ class Batch:
     def __contains__(self, name: object) -> bool:
         return name in self._parts
 
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *(name for name in self._parts if isinstance(name, str))]
+
     def keys(self) -> tuple[Any, ...]:
         """The names of the parts."""
         return tuple(self._parts)
@@ -86,6 +89,7 @@ class Batch:
     def to(self, device: Any, non_blocking: bool = False) -> Batch:
         """All tensors on `device`, as a new object. Copies with `non_blocking=True` overlap with the program if they come
         from pinned memory."""
+        device = _device("Batch.to", device)
         return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=non_blocking), self)
 
     def pin_memory(self) -> Batch:
@@ -106,7 +110,7 @@ def _described(part: Any) -> str:
     return f"{dtype_name(part.dtype)}{list(part.shape)}" if isinstance(part, Tensor) else repr(part)
 
 
-def _listed(names: Collection[Any]) -> str:
+def _listed(names: Iterable[Any]) -> str:
     return ", ".join(map(str, names)) or "none"
 
 
@@ -185,6 +189,10 @@ def collate(
         raise ValueError(sentence(_OP, "items", "have at least 1 entry", 0))
     if _parts_of(items[0]) is None:
         items = [{"data": item} for item in items]
+    if not isinstance(stack, (str, int, Collection)):
+        raise TypeError(sentence(_OP, "stack", "be the name of a part or a collection of names", kind(stack)))
+    if shift is not None and not isinstance(shift, Mapping):
+        raise TypeError(sentence(_OP, "shift", "be a dict of names of parts", kind(shift)))
     collation = _Collation({str(name) for name in ((stack,) if isinstance(stack, (str, int)) else stack)})
     batch = collation.group(items, "")
     collation.check()
@@ -219,6 +227,10 @@ class _Collation:
                 where = f"{within[:-1]} of item {number}" if within else f"item {number}"
                 observed = kind(items[number]) if parts is None else _listed(parts)
                 raise ValueError(sentence(_OP, where, f"have the parts {_listed(names)}, as in item 0", observed))
+        spelled = [str(name) for name in names]
+        if len(set(spelled)) < len(names) or any("." in name for name in spelled):  # of which paths would not tell them apart
+            where = within[:-1] or "items"
+            raise ValueError(sentence(_OP, where, "have parts with different names that hold no point", _listed(map(repr, names))))
         collated: dict[str, Any] = {}
         first: Optional[str] = None
         for name in names:
@@ -233,6 +245,10 @@ class _Collation:
             elif _parts_of(values[0]) is not None:
                 collated[name] = self.group(values, f"{path}.")
             else:
+                for number, value in enumerate(values):
+                    if _has_rows(value):
+                        requirement = f"have no dimensions, as the {kind(values[0])} in item 0"
+                        raise ValueError(sentence(_OP, f"{path} of item {number}", requirement, value.ndim))
                 collated[name] = _stacked(path, values)
         if first is not None:
             if "segments" in collated:
@@ -324,6 +340,8 @@ def _concatenated(path: str, values: list[Any], beside: Optional[str], known: Op
 
 def _tensor_of(name: str, value: Any) -> Tensor:
     if isinstance(value, np.ndarray):
+        if not value.dtype.isnative or any(stride < 0 for stride in value.strides):  # no tensor is like it
+            value = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
         value = _in_host_memory(_OP, name, value)
     if not isinstance(value, Tensor):
         raise TypeError(sentence(_OP, name, "be rows, as in item 0", kind(value)))

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 import fastops
 
-from . import registry
+from . import _transforms, registry
 from ._dispatch import check, promoted
 from ._weighted import prepare
 from .errors import sentence
@@ -199,7 +199,8 @@ def _rows_here(op: str, data: DTensor, segments: Segments, dim: int, placements:
     if over not in known:
         bounds, place = _bounds(data.shape[dim], over)
         first, last = bounds[place], bounds[place + 1]
-        known[over] = _Rows(first, _narrowed(segments, first, last), _cuts(segments, bounds))
+        with _transforms.outside_inference_mode():  # what is kept may be trained with, too
+            known[over] = _Rows(first, _narrowed(segments, first, last), _cuts(segments, bounds))
     rows = known[over]
     count = data.to_local().shape[dim]
     if count != rows.segments.num_rows:

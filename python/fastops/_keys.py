@@ -26,6 +26,8 @@ def group(op: str, keys: Any, sort: bool, dropna: bool, observed: bool) -> tuple
     if pandas is not None and isinstance(keys, _columns_of(pandas)):
         segments, index = _group_pandas(op, pandas, [keys], sort, dropna, observed)
         return segments, index.array if isinstance(keys, pandas.api.extensions.ExtensionArray) else index
+    if isinstance(keys, (list, tuple)) and keys and all(isinstance(key, Tensor) and key.dim() == 0 for key in keys):
+        keys = [key.item() for key in keys]  # which as tensors would be equal to themselves only
     columns = _split(op, pandas, keys)
     if columns is None:
         keys = _column(op, keys)

@@ -89,6 +89,11 @@ def _load() -> tuple[ModuleType, bool]:
 
 _C: Any
 _C, _built_at_import = _load()
+if (_used := _C.library_in_use()) and not os.path.samefile(_used, Path(_C.__file__).with_name(_build.LIBRARY_NAME)):
+    raise ImportError(
+        f"fastops: {_C.__file__} needs the operators of {_build.LIBRARY_NAME} beside it, but those of {_used} are loaded already; "
+        "import fastops first, or load the file that fastops.library_path() names"
+    )
 _facts = _C.build_info()
 
 
@@ -122,7 +127,8 @@ def library_path() -> str:
 
     A C++ program links it or opens it (`dlopen`) and then finds `fastops::segment_sum` and the others in PyTorch's
     dispatcher, or loads a TorchScript file that calls them. `torch.ops.load_library(path)` is enough for
-    `torch.ops.fastops` in Python, without the functions of this package.
+    `torch.ops.fastops` in Python, without the functions of this package. A process loads one copy of it: torch ends the process
+    that registers the operators of another.
 
     Example:
         >>> import os, fastops

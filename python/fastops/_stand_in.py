@@ -6,6 +6,7 @@ the device's own autograd takes the derivatives. Devices that torch was built fo
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -17,20 +18,36 @@ from .segments import _has_data, _new
 
 _library = torch.library.Library("fastops", "IMPL")
 _keys: set[str] = set()
+_lock = threading.Lock()
 
 
 def register(device_type: str) -> None:
     """Lets the reference answer on a kind of device."""
     key = torch._C._dispatch_key_for_device(device_type)
-    if key in _keys:
-        return
-    _keys.add(key)
-    for name in (*_transforms.PUBLIC, "_segment_weighted_sum"):
-        answer = _answer_of(name)
-        _library.impl(name, answer, key)
-        _library.impl(name, answer, f"Autograd{key}")
-    for name, function in (("_check_offsets", _check_offsets), ("_index_bounds", _index_bounds), ("_group_index", _group_index)):
-        _library.impl(name, function, key)
+    with _lock:
+        if key in _keys:
+            return
+        for name in (*_transforms.PUBLIC, "_segment_weighted_sum"):
+            answer = _answer_of(name)
+            _library.impl(name, answer, key)
+            _library.impl(name, _with_gradient(name, answer), f"Autograd{key}")
+        for name, function in (("_check_offsets", _check_offsets), ("_index_bounds", _index_bounds), ("_group_index", _group_index)):
+            _library.impl(name, function, key)
+        _keys.add(key)
+
+
+def _with_gradient(name: str, answer: Any) -> Any:
+    """Where a gradient is wanted the device's autograd sees what the answer is made of. Elsewhere a kernel may be there, of who brought
+    the device."""
+    overload = getattr(torch.ops.fastops, name).default
+
+    def answer_or_below(*given: Any) -> Any:
+        if _wants_gradient(given):
+            return answer(*given)
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload(*given)
+
+    return answer_or_below
 
 
 def _answer_of(name: str) -> Any:

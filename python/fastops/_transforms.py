@@ -10,8 +10,9 @@ and derivatives that autograd takes there: its own derivatives are of the same k
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Iterator, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
@@ -60,6 +61,18 @@ def is_batched(tensor: Any) -> bool:
             return True
         tensor = _functorch.get_unwrapped(tensor)
     return False
+
+
+def outside_inference_mode() -> Any:
+    """Where tensors are made that autograd may save. A graph that is being made has no such mode."""
+    return nullcontext() if torch.compiler.is_compiling() else _outside_inference_mode()
+
+
+@contextmanager
+def _outside_inference_mode() -> Iterator[None]:
+    forward = torch._C._is_fwd_grad_enabled()  # to stay as it is: leaving inference mode also turns it on
+    with torch.inference_mode(False), forward_ad._set_fwd_grad_enabled(forward):
+        yield
 
 
 def refuse_batch(op: str, argument: str) -> None:
@@ -135,8 +148,10 @@ def _rule_of(overload: Any) -> Any:
         dim = dim + rank if -rank <= dim < 0 else dim
 
         of_weights = signature.weight_dim is not None
-        if of_weights or signature.weight is not None:
-            behind = of_weights or in_dims[signature.weight] is not None
+        if of_weights:
+            behind = True
+        elif signature.weight is not None:
+            behind = in_dims[signature.weight] is not None
         else:  # where it is, rather than by a copy
             behind = signature.plain and in_dims[first] is not None and in_dims[first] > dim
         for number in signature.operands:
@@ -250,7 +265,8 @@ class _Vjp:
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
         n, further = self.function.operands, torch.is_grad_enabled()
-        with torch.enable_grad():
+        with outside_inference_mode(), torch.enable_grad():
+            tensors = _recordable(tensors)
             primals = _as_inputs(tensors[:n], further)
             results = self.function(*primals, *tensors[self.operands :])[: self.function.differentiable]
             return _gradients(results, primals, tensors[n : self.operands], further)
@@ -280,7 +296,8 @@ class _Jvp:
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
         n, further = self.function.operands, torch.is_grad_enabled()
-        with torch.enable_grad():
+        with outside_inference_mode(), torch.enable_grad():
+            tensors = _recordable(tensors)
             primals = _as_inputs(tensors[:n], further)
             results = self.function(*primals, *tensors[2 * n :])[: self.differentiable]
             seeds = [torch.zeros_like(result).requires_grad_() for result in results]
@@ -294,6 +311,11 @@ class _Jvp:
 _Function = Union[_Operator, _Vjp, _Jvp]
 
 
+def _recordable(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The tensors, but copies of those of inference mode, which autograd does not save."""
+    return tuple(x.clone() if isinstance(x, Tensor) and x.is_inference() else x for x in tensors)
+
+
 def _as_inputs(tensors: Sequence[Tensor], further: bool) -> list[Tensor]:
     """What gradients are asked of: where derivatives of those follow, the tensors themselves, which then have one."""
     return [tensor if further and tensor.requires_grad else tensor.detach().requires_grad_() for tensor in tensors]
@@ -304,7 +326,8 @@ def _gradients(results: Sequence[Any], inputs: Sequence[Any], upstream: Sequence
     if not pairs:
         return tuple(map(torch.zeros_like, inputs))
     results, upstream = zip(*pairs)
-    return torch.autograd.grad(results, inputs, upstream, create_graph=further, allow_unused=True, materialize_grads=True)
+    found = torch.autograd.grad(results, inputs, upstream, create_graph=further, allow_unused=True, materialize_grads=True)
+    return found if further else tuple(x.detach() if x.requires_grad else x for x in found)
 
 
 class _Kernels(torch.autograd.Function):
@@ -317,9 +340,10 @@ class _Kernels(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         ctx.function, *tensors = inputs
-        ctx.save_for_backward(*tensors)  # the grouping too: a change in place is found out
+        ctx.save_for_backward(*tensors)  # the grouping too: in forward mode a change in place is found out
         ctx.save_for_forward(*tensors)
-        ctx.mark_non_differentiable(*output[ctx.function.differentiable :])
+        ctx.has_derivative = output[0].is_floating_point()  # row numbers and counts have none
+        ctx.mark_non_differentiable(*(x for n, x in enumerate(output) if n >= ctx.function.differentiable or not x.is_floating_point()))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
@@ -330,6 +354,8 @@ class _Kernels(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: Any) -> tuple[Any, ...]:
+        if not ctx.has_derivative:
+            return (None,) * ctx.function.num_results
         n, tensors = ctx.function.operands, ctx.saved_tensors
         known = [torch.zeros_like(a) if b is None else b for a, b in zip(tensors[:n], tangents)]
         forth = _Kernels.apply(_Jvp(ctx.function), *tensors[:n], *known, *tensors[n:])

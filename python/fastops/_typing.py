@@ -13,7 +13,11 @@ from .segments import Segments
 # Tensors give tensors, and NumPy arrays give NumPy arrays.
 Array = TypeVar("Array", Tensor, np.ndarray[Any, Any])
 Grouping = Union[Segments, Tensor, np.ndarray[Any, Any]]
+AnyArray = Union[Tensor, np.ndarray[Any, Any]]
 Number = Union[int, float, np.number[Any]]
+Integer = Union[int, np.integer[Any]]
+Flag = Union[bool, np.bool_]
+DType = Union[torch.dtype, type, str, np.dtype[Any]]  # the last three for arrays
 
 if TYPE_CHECKING:
 

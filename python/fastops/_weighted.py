@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ _sum = torch.ops.fastops.segment_sum.default
 
 
 def weighted_sum(
-    data: Any, weight: Any, segments: Any, dim: int, dtype: Optional[torch.dtype], fill_value: Any
+    data: Any, weight: Any, segments: Any, dim: Any, dtype: Any, fill_value: Any
 ) -> Any:
     op = "segment_sum"
     answer = elsewhere(op, data, segments, dim=dim, dtype=dtype, fill_value=fill_value, weight=weight)
@@ -29,7 +29,7 @@ def weighted_sum(
 
 
 def weighted_mean(
-    data: Any, weight: Any, segments: Any, dim: int, dtype: Optional[torch.dtype], fill_value: Any
+    data: Any, weight: Any, segments: Any, dim: Any, dtype: Any, fill_value: Any
 ) -> Any:
     op = "segment_mean"
     answer = elsewhere(op, data, segments, dim=dim, dtype=dtype, fill_value=fill_value, weight=weight)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ._dispatch import _HAS_CUDA, builtin_of, call, check, check_device, differ, elsewhere, reference, untransformed
-from ._typing import Array, Grouping
+from ._typing import Array, Grouping, Integer
 from .errors import sentence
 from .segments import Segments, _integer, _is_number
 
@@ -21,7 +21,7 @@ _function = builtin_of(_overload)
 
 
 def segment_broadcast(
-    values: Array, segments: Grouping, *, dim: int = 0, num_rows: Optional[int] = None
+    values: Array, segments: Grouping, *, dim: Integer = 0, num_rows: Optional[Integer] = None
 ) -> Array:
     """Each row gets the value of its segment.
 

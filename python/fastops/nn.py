@@ -45,7 +45,7 @@ else:
 
 def _check_tensor(module: str, data: Any) -> None:
     """Modules are torch's: they take no arrays, as functions do."""
-    if not isinstance(data, Tensor):
+    if not isinstance(data, (Tensor, torch.fx.Proxy)):
         raise _numpy.no_tensor(module, "data", data, only_tensors=True)
 
 
@@ -156,7 +156,7 @@ class SegmentPool(nn.Module):
     def forward(self, data: Tensor, segments: Grouping) -> Tensor:
         if not torch.jit.is_scripting():
             _check_tensor("SegmentPool", data)
-            if not isinstance(self.reduce, str) and data.dim() < 2:
+            if not isinstance(self.reduce, str) and isinstance(data, Tensor) and data.dim() < 2:
                 raise ValueError(sentence("SegmentPool", "data", "have at least 2 dimensions for several reductions", data.dim()))
             if isinstance(segments, Tensor):
                 segments = Segments.from_offsets(segments, check_invariants=segments.is_cpu)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 
 from ._dispatch import operator
-from ._typing import Array, Grouping, Number, Operator
+from ._typing import Array, Grouping, Integer, Number, Operator
 
 __all__ = ["segment_softmax", "segment_log_softmax", "segment_logsumexp", "segment_var", "segment_std"]
 
@@ -25,7 +25,7 @@ _var: Operator = operator("segment_var", ("correction", "fill_value"))
 _std: Operator = operator("segment_std", ("correction", "fill_value"))
 
 
-def segment_softmax(data: Array, segments: Grouping, *, dim: int = 0) -> Array:
+def segment_softmax(data: Array, segments: Grouping, *, dim: Integer = 0) -> Array:
     """The softmax within each segment: positive numbers that add up to 1.
 
     Equivalent to:
@@ -54,7 +54,7 @@ def segment_softmax(data: Array, segments: Grouping, *, dim: int = 0) -> Array:
     return _softmax(data, segments, dim)
 
 
-def segment_log_softmax(data: Array, segments: Grouping, *, dim: int = 0) -> Array:
+def segment_log_softmax(data: Array, segments: Grouping, *, dim: Integer = 0) -> Array:
     """The logarithm of the softmax within each segment.
 
     Equivalent to:
@@ -81,7 +81,7 @@ def segment_log_softmax(data: Array, segments: Grouping, *, dim: int = 0) -> Arr
 
 
 def segment_logsumexp(
-    data: Array, segments: Grouping, *, dim: int = 0, fill_value: Number = _MINUS_INFINITY
+    data: Array, segments: Grouping, *, dim: Integer = 0, fill_value: Number = _MINUS_INFINITY
 ) -> Array:
     """The logarithm of the sum of the exponentials of each segment.
 
@@ -115,7 +115,7 @@ def segment_var(
     data: Array,
     segments: Grouping,
     *,
-    dim: int = 0,
+    dim: Integer = 0,
     correction: Number = 1,
     fill_value: Number = 0,
 ) -> Array:
@@ -155,7 +155,7 @@ def segment_std(
     data: Array,
     segments: Grouping,
     *,
-    dim: int = 0,
+    dim: Integer = 0,
     correction: Number = 1,
     fill_value: Number = 0,
 ) -> Array:

@@ -11,7 +11,7 @@ from typing import Any
 
 
 from ._dispatch import operator
-from ._typing import Array, Grouping, Number, Operator, PairOperator, ValuesAndIndices, named
+from ._typing import Array, Flag, Grouping, Integer, Number, Operator, PairOperator, ValuesAndIndices, named
 from .segments import Segments
 from .select import _NAN
 
@@ -34,7 +34,7 @@ def _trimmed(segments: Any) -> Any:
     return segments
 
 
-def segment_sort(data: Array, segments: Grouping, *, dim: int = 0, descending: bool = False) -> ValuesAndIndices[Array]:
+def segment_sort(data: Array, segments: Grouping, *, dim: Integer = 0, descending: Flag = False) -> ValuesAndIndices[Array]:
     """The rows of each segment in ascending order, and where they come from.
 
     Equivalent to:
@@ -69,7 +69,7 @@ def segment_sort(data: Array, segments: Grouping, *, dim: int = 0, descending: b
     return _named_sort(_sort(data, _trimmed(segments), dim, descending))
 
 
-def segment_argsort(data: Array, segments: Grouping, *, dim: int = 0, descending: bool = False) -> Array:
+def segment_argsort(data: Array, segments: Grouping, *, dim: Integer = 0, descending: Flag = False) -> Array:
     """The row numbers of each segment, in the ascending order of their values.
 
     Equivalent to:
@@ -97,7 +97,7 @@ def segment_argsort(data: Array, segments: Grouping, *, dim: int = 0, descending
     return _argsort(data, _trimmed(segments), dim, descending)
 
 
-def segment_nunique(data: Array, segments: Grouping, *, dim: int = 0, fill_value: int = 0) -> Array:
+def segment_nunique(data: Array, segments: Grouping, *, dim: Integer = 0, fill_value: Integer = 0) -> Array:
     """How many different values each segment has.
 
     Equivalent to:
@@ -127,7 +127,7 @@ def segment_nunique(data: Array, segments: Grouping, *, dim: int = 0, fill_value
     return _nunique(data, segments, dim, fill_value)
 
 
-def segment_mode(data: Array, segments: Grouping, *, dim: int = 0, fill_value: Number = _NAN) -> ValuesAndIndices[Array]:
+def segment_mode(data: Array, segments: Grouping, *, dim: Integer = 0, fill_value: Number = _NAN) -> ValuesAndIndices[Array]:
     """The most frequent value of each segment and the first row that holds it.
 
     Equivalent to:

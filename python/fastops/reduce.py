@@ -23,10 +23,8 @@ from __future__ import annotations
 
 from typing import Optional
 
-import torch
-
 from ._dispatch import operator, promoted
-from ._typing import Array, Grouping, Number, Operator, PairOperator, ValuesAndIndices, named
+from ._typing import AnyArray, Array, DType, Flag, Grouping, Integer, Number, Operator, PairOperator, ValuesAndIndices, named
 from ._weighted import weighted_mean, weighted_sum
 
 __all__ = [
@@ -66,10 +64,10 @@ def segment_sum(
     data: Array,
     segments: Grouping,
     *,
-    dim: int = 0,
-    dtype: Optional[torch.dtype] = None,
+    dim: Integer = 0,
+    dtype: Optional[DType] = None,
     fill_value: Number = 0,
-    weight: Optional[Array] = None,
+    weight: Optional[AnyArray] = None,
 ) -> Array:
     """The sum of each segment.
 
@@ -117,10 +115,10 @@ def segment_mean(
     data: Array,
     segments: Grouping,
     *,
-    dim: int = 0,
-    dtype: Optional[torch.dtype] = None,
+    dim: Integer = 0,
+    dtype: Optional[DType] = None,
     fill_value: Number = 0,
-    weight: Optional[Array] = None,
+    weight: Optional[AnyArray] = None,
 ) -> Array:
     """The mean of each segment.
 
@@ -161,8 +159,8 @@ def segment_prod(
     data: Array,
     segments: Grouping,
     *,
-    dim: int = 0,
-    dtype: Optional[torch.dtype] = None,
+    dim: Integer = 0,
+    dtype: Optional[DType] = None,
     fill_value: Number = 1,
 ) -> Array:
     """The product of each segment.
@@ -194,7 +192,7 @@ def segment_prod(
     return _prod(data, segments, dim, dtype, fill_value)
 
 
-def segment_amax(data: Array, segments: Grouping, *, dim: int = 0, fill_value: Number = 0) -> Array:
+def segment_amax(data: Array, segments: Grouping, *, dim: Integer = 0, fill_value: Number = 0) -> Array:
     """The maximum of each segment; rows that tie share the gradient.
 
     Equivalent to:
@@ -223,7 +221,7 @@ def segment_amax(data: Array, segments: Grouping, *, dim: int = 0, fill_value: N
     return _amax(data, segments, dim, fill_value)
 
 
-def segment_amin(data: Array, segments: Grouping, *, dim: int = 0, fill_value: Number = 0) -> Array:
+def segment_amin(data: Array, segments: Grouping, *, dim: Integer = 0, fill_value: Number = 0) -> Array:
     """The minimum of each segment; rows that tie share the gradient.
 
     Equivalent to:
@@ -252,7 +250,7 @@ def segment_amin(data: Array, segments: Grouping, *, dim: int = 0, fill_value: N
     return _amin(data, segments, dim, fill_value)
 
 
-def segment_max(data: Array, segments: Grouping, *, dim: int = 0, fill_value: Number = 0) -> ValuesAndIndices[Array]:
+def segment_max(data: Array, segments: Grouping, *, dim: Integer = 0, fill_value: Number = 0) -> ValuesAndIndices[Array]:
     """The maximum of each segment and the row that holds it.
 
     Equivalent to:
@@ -284,7 +282,7 @@ def segment_max(data: Array, segments: Grouping, *, dim: int = 0, fill_value: Nu
     return _named_max(_max(data, segments, dim, fill_value))
 
 
-def segment_min(data: Array, segments: Grouping, *, dim: int = 0, fill_value: Number = 0) -> ValuesAndIndices[Array]:
+def segment_min(data: Array, segments: Grouping, *, dim: Integer = 0, fill_value: Number = 0) -> ValuesAndIndices[Array]:
     """The minimum of each segment and the row that holds it.
 
     Equivalent to:
@@ -316,7 +314,7 @@ def segment_min(data: Array, segments: Grouping, *, dim: int = 0, fill_value: Nu
     return _named_min(_min(data, segments, dim, fill_value))
 
 
-def segment_argmax(data: Array, segments: Grouping, *, dim: int = 0, fill_value: int = -1) -> Array:
+def segment_argmax(data: Array, segments: Grouping, *, dim: Integer = 0, fill_value: Integer = -1) -> Array:
     """The row that holds the maximum of each segment.
 
     Equivalent to:
@@ -344,7 +342,7 @@ def segment_argmax(data: Array, segments: Grouping, *, dim: int = 0, fill_value:
     return _argmax(data, segments, dim, fill_value)
 
 
-def segment_argmin(data: Array, segments: Grouping, *, dim: int = 0, fill_value: int = -1) -> Array:
+def segment_argmin(data: Array, segments: Grouping, *, dim: Integer = 0, fill_value: Integer = -1) -> Array:
     """The row that holds the minimum of each segment.
 
     Equivalent to:
@@ -372,7 +370,7 @@ def segment_argmin(data: Array, segments: Grouping, *, dim: int = 0, fill_value:
     return _argmin(data, segments, dim, fill_value)
 
 
-def segment_any(data: Array, segments: Grouping, *, dim: int = 0, fill_value: bool = False) -> Array:
+def segment_any(data: Array, segments: Grouping, *, dim: Integer = 0, fill_value: Flag = False) -> Array:
     """Whether a segment has a row that is not zero.
 
     Equivalent to:
@@ -397,7 +395,7 @@ def segment_any(data: Array, segments: Grouping, *, dim: int = 0, fill_value: bo
     return _any(data, segments, dim, fill_value)
 
 
-def segment_all(data: Array, segments: Grouping, *, dim: int = 0, fill_value: bool = True) -> Array:
+def segment_all(data: Array, segments: Grouping, *, dim: Integer = 0, fill_value: Flag = True) -> Array:
     """Whether no row of a segment is zero.
 
     Equivalent to:

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-import torch
-
 from ._dispatch import operator
-from ._typing import Array, Grouping, Operator, PairOperator, ValuesAndIndices, named
+from ._typing import Array, DType, Flag, Grouping, Integer, Operator, PairOperator, ValuesAndIndices, named
 
 __all__ = ["segment_cumsum", "segment_cumprod", "segment_cummax", "segment_cummin", "segment_logcumsumexp"]
 
@@ -35,10 +33,10 @@ def segment_cumsum(
     data: Array,
     segments: Grouping,
     *,
-    dim: int = 0,
-    dtype: Optional[torch.dtype] = None,
-    exclusive: bool = False,
-    reverse: bool = False,
+    dim: Integer = 0,
+    dtype: Optional[DType] = None,
+    exclusive: Flag = False,
+    reverse: Flag = False,
 ) -> Array:
     """The sum of the rows up to each row of a segment.
 
@@ -75,10 +73,10 @@ def segment_cumprod(
     data: Array,
     segments: Grouping,
     *,
-    dim: int = 0,
-    dtype: Optional[torch.dtype] = None,
-    exclusive: bool = False,
-    reverse: bool = False,
+    dim: Integer = 0,
+    dtype: Optional[DType] = None,
+    exclusive: Flag = False,
+    reverse: Flag = False,
 ) -> Array:
     """The product of the rows up to each row of a segment.
 
@@ -112,7 +110,7 @@ def segment_cumprod(
 
 
 def segment_cummax(
-    data: Array, segments: Grouping, *, dim: int = 0, exclusive: bool = False, reverse: bool = False
+    data: Array, segments: Grouping, *, dim: Integer = 0, exclusive: Flag = False, reverse: Flag = False
 ) -> ValuesAndIndices[Array]:
     """The maximum of the rows up to each row of a segment, and the row that holds it.
 
@@ -147,7 +145,7 @@ def segment_cummax(
 
 
 def segment_cummin(
-    data: Array, segments: Grouping, *, dim: int = 0, exclusive: bool = False, reverse: bool = False
+    data: Array, segments: Grouping, *, dim: Integer = 0, exclusive: Flag = False, reverse: Flag = False
 ) -> ValuesAndIndices[Array]:
     """The minimum of the rows up to each row of a segment, and the row that holds it.
 
@@ -182,7 +180,7 @@ def segment_cummin(
 
 
 def segment_logcumsumexp(
-    data: Array, segments: Grouping, *, dim: int = 0, exclusive: bool = False, reverse: bool = False
+    data: Array, segments: Grouping, *, dim: Integer = 0, exclusive: Flag = False, reverse: Flag = False
 ) -> Array:
     """The logarithm of the sum of exponentials of the rows up to each row of a segment.
 
@@ -211,7 +209,7 @@ def segment_logcumsumexp(
     return _run(_logcumsumexp, data, segments, dim, exclusive, reverse)
 
 
-def _run(operation: Any, data: Array, segments: Grouping, dim: int, exclusive: bool, reverse: bool) -> Any:
+def _run(operation: Any, data: Array, segments: Grouping, dim: Integer, exclusive: Flag, reverse: Flag) -> Any:
     if exclusive is False and reverse is False:
         return operation(data, segments, dim)
     return operation(data, segments, dim, exclusive, reverse)

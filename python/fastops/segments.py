@@ -6,7 +6,7 @@ import json
 import operator
 import os
 import sys
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 import torch
@@ -73,7 +73,7 @@ class Segments:
     # ---- construction ----
 
     @staticmethod
-    def from_offsets(offsets: Tensor, *, check_invariants: bool = True) -> Segments:
+    def from_offsets(offsets: Union[Tensor, np.ndarray[Any, Any]], *, check_invariants: bool = True) -> Segments:
         """Segments of rows that stand in order, from where each starts (CSR).
 
         Args:
@@ -94,7 +94,7 @@ class Segments:
         return _from_offsets("Segments.from_offsets", offsets, check_invariants)
 
     @staticmethod
-    def from_lengths(lengths: Tensor, *, check_invariants: bool = True) -> Segments:
+    def from_lengths(lengths: Union[Tensor, np.ndarray[Any, Any]], *, check_invariants: bool = True) -> Segments:
         """Segments of rows that stand in order, from the number of rows of each.
 
         Args:
@@ -132,10 +132,10 @@ class Segments:
 
     @staticmethod
     def from_index(
-        index: Tensor,
-        num_segments: Optional[int] = None,
+        index: Union[Tensor, np.ndarray[Any, Any]],
+        num_segments: Optional[Union[int, np.integer[Any]]] = None,
         *,
-        ignore_index: Optional[int] = None,
+        ignore_index: Optional[Union[int, np.integer[Any]]] = None,
         check_invariants: bool = True,
     ) -> Segments:
         """Segments of rows in any order, from the segment of each (COO).
@@ -303,23 +303,32 @@ class Segments:
         """`[N]`: the segment of each row, -1 for rows that belong to none."""
         if self._parts[2] is not None:
             return self._parts[2]
-        if torch.compiler.is_compiling() or self._index is None:  # a graph is not to depend on what was asked for before
-            offsets = self._parts[0]
-            rows = torch.arange(self.num_rows, dtype=offsets.dtype, device=offsets.device)
-            # A search rather than repeat_interleave, which writes out of bounds where unchecked offsets are wrong.
-            found = torch.searchsorted(offsets, rows, right=True, out_int32=offsets.dtype == torch.int32) - 1
-            index = found.clamp_(max=offsets.size(0) - 2)
-            if _is_traced(index):
+        if torch.compiler.is_compiling():  # a graph is not to depend on what was asked for before
+            return self._find_index()
+        if self._index is None:
+            with _transforms.outside_inference_mode():  # what is kept may be trained with, too
+                index = self._find_index()
+            if _is_traced(index) or _is_wrapped(index):
                 return index
             self._index = index
         return self._index
 
+    def _find_index(self) -> Tensor:
+        offsets = self._parts[0]
+        rows = torch.arange(self.num_rows, dtype=offsets.dtype, device=offsets.device)
+        # A search rather than repeat_interleave, which writes out of bounds where unchecked offsets are wrong.
+        found = torch.searchsorted(offsets, rows, right=True, out_int32=offsets.dtype == torch.int32) - 1
+        return found.clamp_(max=offsets.size(0) - 2)
+
     @property
     def lengths(self) -> Tensor:
         """`[S]`: the number of rows of each segment."""
-        if torch.compiler.is_compiling() or self._lengths is None:
-            lengths = self._parts[0].diff()
-            if _is_traced(lengths):
+        if torch.compiler.is_compiling():
+            return self._parts[0].diff()
+        if self._lengths is None:
+            with _transforms.outside_inference_mode():
+                lengths = self._parts[0].diff()
+            if _is_traced(lengths) or _is_wrapped(lengths):
                 return lengths
             self._lengths = lengths
         return self._lengths
@@ -366,6 +375,7 @@ class Segments:
 
     def to(self, device: Any, non_blocking: bool = False) -> Segments:
         """These segments on `device`: a new object, or this one if it is there already."""
+        device = _device("Segments.to", device)
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def cpu(self) -> Segments:
@@ -420,7 +430,7 @@ def _rebuild(offsets: Tensor, order: Optional[Tensor], index: Optional[Tensor], 
     return _new(offsets, order, index, num_rows)
 
 
-def _from_offsets(op: str, offsets: Tensor, check_invariants: bool) -> Segments:
+def _from_offsets(op: str, offsets: Any, check_invariants: bool) -> Segments:
     offsets = _index_tensor(op, "offsets", offsets)
     if offsets.size(0) == 0:
         raise ValueError(sentence(op, "offsets", "have at least 1 entry", 0))
@@ -441,6 +451,13 @@ def _from_offsets(op: str, offsets: Tensor, check_invariants: bool) -> Segments:
 # ---- checks ----
 
 
+def _device(op: str, device: Any) -> Any:
+    """What `.to` takes, which elsewhere takes a dtype, too: row numbers stay integers."""
+    if isinstance(device, (torch.dtype, Tensor)):
+        raise TypeError(sentence(op, "device", "be a device", kind(device)))
+    return device
+
+
 def _has_data(tensor: Tensor) -> bool:
     """Whether entries can be read: not in a graph that is being traced, nor of meta and fake tensors."""
     return tensor.device.type != "meta" and not _is_traced(tensor)
@@ -458,6 +475,11 @@ def _is_traced(tensor: Tensor) -> bool:
     if type(tensor) is Tensor:
         return False
     return any(cls.__name__ in ("FakeTensor", "FunctionalTensor") for cls in type(tensor).__mro__)
+
+
+def _is_wrapped(tensor: Tensor) -> bool:
+    """Whether a tensor belongs to a transform of torch.func, at whose end it is gone."""
+    return torch._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _known(condition: Any) -> bool:

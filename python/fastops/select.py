@@ -27,7 +27,7 @@ from ._dispatch import (
     reference,
 )
 from ._transforms import is_batched
-from ._typing import Array, Grouping, Number, Operator, PairOperator, ValuesAndIndices, named
+from ._typing import AnyArray, Array, Flag, Grouping, Integer, Number, Operator, PairOperator, ValuesAndIndices, named
 from .errors import kind, sentence
 from .segments import _has_data, _integer, _is_number
 
@@ -50,11 +50,11 @@ _named_topk = named("topk")
 def segment_topk(
     data: Array,
     segments: Grouping,
-    k: int,
+    k: Integer,
     *,
-    dim: int = 0,
-    largest: bool = True,
-    sorted: bool = True,
+    dim: Integer = 0,
+    largest: Flag = True,
+    sorted: Flag = True,
     fill_value: Number = 0,
 ) -> ValuesAndIndices[Array]:
     """The `k` greatest rows of each segment, or the least, and where they are.
@@ -120,7 +120,7 @@ def check_topk(data: Any, k: Any, largest: Any, sorted: Any, fill_value: Any) ->
     return k
 
 
-def segment_median(data: Array, segments: Grouping, *, dim: int = 0, fill_value: Number = _NAN) -> ValuesAndIndices[Array]:
+def segment_median(data: Array, segments: Grouping, *, dim: Integer = 0, fill_value: Number = _NAN) -> ValuesAndIndices[Array]:
     """The median of each segment and the row that holds it.
 
     Equivalent to:
@@ -157,9 +157,9 @@ def segment_median(data: Array, segments: Grouping, *, dim: int = 0, fill_value:
 def segment_quantile(
     data: Array,
     segments: Grouping,
-    q: Union[Number, Array],
+    q: Union[Number, AnyArray],
     *,
-    dim: int = 0,
+    dim: Integer = 0,
     interpolation: str = "linear",
     fill_value: Number = _NAN,
 ) -> Array:
@@ -246,7 +246,7 @@ def as_tensor(q: Any, like: Any) -> Tensor:
     return torch.full((), float(q) if isinstance(q, numbers.Real) else q, dtype=torch.float64, device=like.device)
 
 
-def segment_first(data: Array, segments: Grouping, *, dim: int = 0, fill_value: Number = 0) -> Array:
+def segment_first(data: Array, segments: Grouping, *, dim: Integer = 0, fill_value: Number = 0) -> Array:
     """The first row of each segment.
 
     Equivalent to:
@@ -276,7 +276,7 @@ def segment_first(data: Array, segments: Grouping, *, dim: int = 0, fill_value: 
     return _first(data, segments, dim, fill_value)
 
 
-def segment_last(data: Array, segments: Grouping, *, dim: int = 0, fill_value: Number = 0) -> Array:
+def segment_last(data: Array, segments: Grouping, *, dim: Integer = 0, fill_value: Number = 0) -> Array:
     """The last row of each segment.
 
     Equivalent to:

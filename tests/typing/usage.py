@@ -45,6 +45,11 @@ assert_type(indices, Tensor)
 array = np.array([3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0])
 assert_type(fastops.segment_sum(array, np.array([0, 3, 3, 7])), np.ndarray[Any, Any])
 assert_type(fastops.segment_topk(array, segments, 2).values, np.ndarray[Any, Any])
+assert_type(fastops.segment_mean(array, segments, weight=np.ones(7), dtype=np.float64), np.ndarray[Any, Any])
+assert_type(fastops.segment_mean(data, segments, weight=np.ones(7, dtype=np.float32), dim=np.int64(0)), Tensor)
+assert_type(fastops.segment_sort(data, segments, descending=np.bool_(True)).values, Tensor)
+assert_type(Segments.from_lengths(np.array([3, 0, 4])), Segments)
+assert_type(Segments.from_index(np.array([0, 2]), np.int64(3)), Segments)
 
 
 # Modules, and what is passed on.
@@ -66,6 +71,6 @@ def wrong() -> None:
     fastops.segment_sum([3.0, 1.0], segments)  # type: ignore[type-var]
     fastops.segment_sum(data, segments, axis=0)  # type: ignore[call-arg]
     fastops.segment_sum(data, segments, 0)  # type: ignore[call-arg]
-    fastops.segment_quantile(data, segments, "half")  # type: ignore[type-var]
+    fastops.segment_quantile(data, segments, "half")  # type: ignore[arg-type]
     Segments.from_lengths([3, 0, 4])  # type: ignore[arg-type]
     Segments(offsets).num_rows = 3  # type: ignore[misc]
