@@ -42,16 +42,26 @@ def gradient(function, data, segments, weights=None, **options):
     return leaf.grad
 
 
-def run_page(path, *kinds):
-    """Runs the blocks of a page of these kinds as one session, from top to bottom, and returns how many examples there were."""
+def blocks_of(path):
+    """All blocks of a page: what kind they say they are, and their code."""
     text = path.read_text()
     blocks = re.findall(r"^```([^\n]*)\n(.*?)^```$", text, re.M | re.S)
     assert text.count("```") == 2 * len(blocks)
+    return blocks
+
+
+def kinds_of(path):
+    return {kind for kind, _ in blocks_of(path)}
+
+
+def run_page(path, *kinds, clear_globs=True):
+    """Runs the blocks of a page of these kinds as one session, from top to bottom, and returns how many examples there were."""
+    blocks = blocks_of(path)
     assert all(code.startswith(">>> ") for _, code in blocks), "what has no prompt would not be run"
     session = "\n".join(code for kind, code in blocks if kind in kinds)
     parsed = doctest.DocTestParser().get_doctest(session, {}, path.name, str(path), 0)
     said = []
     runner = doctest.DocTestRunner(verbose=False)
-    runner.run(parsed, out=said.append)
+    runner.run(parsed, out=said.append, clear_globs=clear_globs)
     assert runner.failures == 0, "".join(said)
     return runner.tries

@@ -3,12 +3,12 @@
 import doctest
 import importlib
 import inspect
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers import blocks_of, kinds_of, run_page
 
 import fastops
 
@@ -58,40 +58,27 @@ def test_signatures():
 # docs/devices.md -----------------------------------------------------------------------------------------------------
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "devices.md"
-BLOCKS = re.findall(r"^```([^\n]*)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
 EVERYWHERE, WITH_CUDA, WITH_TWO = "python", "python cuda", "python cuda:1"
 
 
-def run_blocks(*kinds):
-    """One session, from top to bottom."""
-    session = "\n".join(code for found, code in BLOCKS if found in kinds)
-    parsed = doctest.DocTestParser().get_doctest(session, {}, PAGE.name, str(PAGE), 0)
-    said = []
-    runner = doctest.DocTestRunner(verbose=False)
-    runner.run(parsed, out=said.append)
-    assert runner.failures == 0, "".join(said)
-    return runner.tries
-
-
 def test_every_block_of_the_page_is_run():
-    assert PAGE.read_text().count("```") == 2 * len(BLOCKS)
-    assert {found for found, _ in BLOCKS} == {EVERYWHERE, WITH_CUDA, WITH_TWO}
-    assert all(code.startswith(">>> ") for _, code in BLOCKS), "what has no prompt would not be run"
+    assert kinds_of(PAGE) == {EVERYWHERE, WITH_CUDA, WITH_TWO}
+    assert all(code.startswith(">>> ") for _, code in blocks_of(PAGE)), "what has no prompt would not be run"
 
 
 def test_devices_without_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert run_blocks(EVERYWHERE) > 25
+    assert run_page(PAGE, EVERYWHERE) > 25
 
 
 def test_devices(cuda):
-    assert run_blocks(EVERYWHERE, WITH_CUDA) > 35
+    assert run_page(PAGE, EVERYWHERE, WITH_CUDA) > 35
 
 
 def test_two_devices(cuda):
     if torch.cuda.device_count() < 2:
         pytest.skip("there is one CUDA device; CUDASIM_DEVICES=2 makes two")
-    assert run_blocks(EVERYWHERE, WITH_CUDA, WITH_TWO) > 40
+    assert run_page(PAGE, EVERYWHERE, WITH_CUDA, WITH_TWO) > 40
 
 
 def test_the_readme_leads_there():

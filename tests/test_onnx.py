@@ -1,15 +1,13 @@
 """torch.onnx.export makes models of standard operators only, and ONNX Runtime runs them to the same values."""
 
-import doctest
 import inspect
 import io
-import re
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import further
+from helpers import further, kinds_of, run_page
 from torch.utils import _pytree as pytree
 
 import fastops
@@ -394,17 +392,10 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "onnx.md"
 
 def test_the_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = PAGE.read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
-    assert blocks and text.count("```") == 2 * len(blocks)
-    parsed = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, PAGE.name, str(PAGE), 0)
-    said = []
-    runner = doctest.DocTestRunner(verbose=False)
+    assert kinds_of(PAGE) == {"python"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        runner.run(parsed, out=said.append)
-    assert runner.failures == 0, "".join(said)
-    assert runner.tries > 8
+        assert run_page(PAGE, "python") > 8
 
 
 def test_the_page_names_every_operation():

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate, get_worker_info
 
+from . import _numpy
 from ._offload import _in_host_memory
 from .errors import dtype_name, kind, sentence
 from .move import segment_broadcast
@@ -340,9 +341,10 @@ def _concatenated(path: str, values: list[Any], beside: Optional[str], known: Op
 
 def _tensor_of(name: str, value: Any) -> Tensor:
     if isinstance(value, np.ndarray):
-        if not value.dtype.isnative or any(stride < 0 for stride in value.strides):  # no tensor is like it
-            value = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
-        value = _in_host_memory(_OP, name, value)
+        try:
+            value = _in_host_memory(_OP, name, value)
+        except ValueError:
+            value = _in_host_memory(_OP, name, _numpy.copied(value))
     if not isinstance(value, Tensor):
         raise TypeError(sentence(_OP, name, "be rows, as in item 0", kind(value)))
     if value.dim() == 0:

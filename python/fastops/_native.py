@@ -89,11 +89,6 @@ def _load() -> tuple[ModuleType, bool]:
 
 _C: Any
 _C, _built_at_import = _load()
-if (_used := _C.library_in_use()) and not os.path.samefile(_used, Path(_C.__file__).with_name(_build.LIBRARY_NAME)):
-    raise ImportError(
-        f"fastops: {_C.__file__} needs the operators of {_build.LIBRARY_NAME} beside it, but those of {_used} are loaded already; "
-        "import fastops first, or load the file that fastops.library_path() names"
-    )
 _facts = _C.build_info()
 
 
@@ -136,3 +131,10 @@ def library_path() -> str:
         True
     """
     return str(Path(_C.__file__).with_name(_build.LIBRARY_NAME))
+
+
+if (_used := _C.library_in_use()) and not os.path.samefile(_used, library_path()):
+    raise ImportError(
+        f"fastops: {_C.__file__} needs the operators of {_build.LIBRARY_NAME} beside it, but those of {_used} are loaded already; "
+        "import fastops first, or load the file that fastops.library_path() names"
+    )

@@ -83,7 +83,7 @@ def as_tensor(op: str, argument: str, array: np.ndarray) -> Tensor:
     try:
         return share(array)
     except ValueError:
-        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C", subok=False))
+        return torch.from_numpy(copied(array))
     except TypeError:
         requirement = _dtypes_of(op, argument)
         raise TypeError(sentence(op, argument, requirement, array.dtype, _number_in(array.dtype))) from None
@@ -96,6 +96,11 @@ def share(array: np.ndarray) -> Tensor:
     if not array.flags.writeable:  # of which torch would warn, but nothing is written to what is given
         array = np.asarray(_Writable(array))
     return torch.from_numpy(array)
+
+
+def copied(array: np.ndarray) -> np.ndarray:
+    """A copy in a layout and byte order that tensors have."""
+    return array.astype(array.dtype.newbyteorder("="), order="C", subok=False)
 
 
 class _Writable:

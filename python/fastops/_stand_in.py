@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import _transforms
 from ._dispatch import reference
-from .segments import _has_data, _new
+from .segments import _new
 
 _library = torch.library.Library("fastops", "IMPL")
 _keys: set[str] = set()
@@ -38,7 +38,7 @@ def register(device_type: str) -> None:
 
 def _with_gradient(name: str, answer: Any) -> Any:
     """Where a gradient is wanted the device's autograd sees what the answer is made of. Elsewhere a kernel may be there, of who brought
-    the device."""
+    the device, or the fake kernel, which a graph is made with."""
     overload = getattr(torch.ops.fastops, name).default
 
     def answer_or_below(*given: Any) -> Any:
@@ -55,9 +55,6 @@ def _answer_of(name: str) -> Any:
     names = [argument.name for argument in overload._schema.arguments]
 
     def answer(*given: Any) -> Any:
-        if not _has_data(given[0]) and not _wants_gradient(given):
-            with torch._C._AutoDispatchBelowAutograd():  # to the fake kernel, which a graph is made with
-                return overload(*given)
         data, *rest = given
         options = dict(zip(names[1:], rest))  # without those that have their defaults
         offsets, order, index = (options.pop(part) for part in ("offsets", "order", "index"))
