@@ -2,6 +2,9 @@
 
 import inspect
 import io
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -342,20 +345,26 @@ def test_the_old_exporter_names_the_operator():
 # Nobody else takes the forms -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def untouched(monkeypatch):
-    """Any use of a form fails."""
-
-    def form(*arguments, **options):
-        raise AssertionError("a form was used")
-
-    for overload in list(torch._decomp.decomposition_table):
-        if str(overload).startswith("fastops."):
-            monkeypatch.setitem(torch._decomp.decomposition_table, overload, form)
+def test_the_tables_of_torch_hold_none():
+    """Others read them: Inductor, fake tensors, and who passes them on to `make_fx`."""
+    for table in torch._decomp.global_decomposition_table.values():
+        assert not [op for op in table if str(op).startswith("fastops.")]
 
 
-def test_fake_tensors_ask_the_operators(untouched):
-    """Sizes that are not known included, where torch asks decompositions first."""
+def test_inductor_calls_the_operators_in_continuous_integration():
+    """Where the variable CI is set, it refuses those that the tables have a decomposition of."""
+    code = """
+import torch, fastops
+f = torch.compile(lambda x, o: fastops.segment_softmax(x, o).cos(), fullgraph=True)
+print(f(torch.ones(3, 2), torch.tensor([0, 1, 3])).shape)
+"""
+    environment = {**os.environ, "CI": "true", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert result.stdout == "torch.Size([3, 2])\n", result.stderr[-4000:]
+
+
+def test_fake_tensors_ask_the_operators():
+    """Sizes that are not known included, where torch asks decompositions first if there are some."""
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -371,7 +380,7 @@ def test_fake_tensors_ask_the_operators(untouched):
             torch.ops.fastops.segment_softmax(data.long(), offsets, None, None)
 
 
-def test_graphs_keep_the_operators(untouched):
+def test_graphs_keep_the_operators():
     from torch.fx.experimental.proxy_tensor import make_fx
 
     data, offsets = torch.ones(7, 2), torch.tensor([0, 3, 3, 7])

@@ -12,7 +12,7 @@ from typing import Any as _Any
 
 import torch as _torch  # noqa: F401  (first: the binary needs its libraries)
 
-from . import _native, _onnx, _stand_in  # noqa: F401  (the last two register what torch and its exporter look up)
+from . import _exporter, _native, _stand_in  # noqa: F401  (the first and the last tell the exporter and torch of what they look up)
 from ._collate import Batch, collate
 from ._native import build_info, library_path
 from ._offload import offload

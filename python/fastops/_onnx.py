@@ -1,8 +1,8 @@
 """Operators in other words, for `torch.onnx.export`: those that standard ONNX operators exist for.
 
-`torch.onnx.export(..., dynamo=True)` takes an operator that it has no translation of apart, by the function that
-`torch._decomp.decomposition_table` has for it. Those below say with operators of ATen what an operator computes. There is no
-data-dependent control flow among them but the loop of `_Rows.scan`, so that one model serves any number of rows and segments.
+`torch.onnx.export(..., dynamo=True)` takes an operator that it has no translation of apart, by a function that `_exporter.py` tells
+it of. Those below say with operators of ATen what an operator computes. There is no data-dependent control flow among them but
+the loop of `_Rows.scan`, so that one model serves any number of rows and segments.
 
 - Reductions are ScatterElements: ONNX Runtime goes through the rows one after the other, and sums are therefore taken in
   float64. (ScatterND, which its threads share, loses additions to one place.)
@@ -19,7 +19,6 @@ from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
-from torch._decomp import decomposition_table, meta_table
 
 from ._dispatch import promoted
 from .errors import sentence
@@ -668,14 +667,7 @@ def _refusing(name: str) -> Callable[..., Any]:
     return form
 
 
-def _register() -> None:
+def table() -> dict[Any, Callable[..., Any]]:
+    """The form of each operator, as decompositions are given to `torch.export`."""
     forms = {**_FORMS, **{name: _refusing(name) for name in _DERIVATIVES}}
-    for name, form in forms.items():
-        overload = getattr(torch.ops.fastops, name).default
-        decomposition_table[overload] = form
-        # Fake tensors of unknown sizes take a decomposition for what an operator makes of shapes, but for those that stand here:
-        # they go on asking the operator, which knows better and checks its arguments.
-        meta_table[overload] = overload
-
-
-_register()
+    return {getattr(torch.ops.fastops, name).default: form for name, form in forms.items()}
