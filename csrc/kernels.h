@@ -118,8 +118,6 @@ enum class Selection : int8_t {
   quantiles,  // those around quantiles; of equal elements the first row has the lower rank
   median,     // the lower middle; the first row that has it
   top,        // the greatest or the least, in their order or in that of their rows
-  first,      // the first row
-  last,       // the last row
 };
 
 // In floating data a NaN is what quantiles and the median select: the first one. To `top` it is the greatest value.
@@ -150,6 +148,17 @@ struct PlaceCall {
   int64_t num_segments, count, num_rows, outer, inner;
 };
 
+// Copies the first or the last row of each segment to the results, or back: one is the other's derivative.
+struct EndCall {
+  bool last, back;
+  DType dtype;       // of from and to
+  const void* from;  // [outer, N, inner]; back: [outer, S, inner]
+  void* to;          // [outer, S, inner]; back: [outer, N, inner], of which other rows are left as they are
+  uint64_t fill;     // the bits of the element, for segments without rows
+  SegmentsView segments;
+  int64_t outer, inner;
+};
+
 namespace cpu {
 
 // Runs body(context, begin, end) over [0, tasks), on several threads; given by the host side, which has the pool.
@@ -177,6 +186,7 @@ struct Pool {
   void group(const GroupCall&, const Pool&);          \
   void select(const SelectCall&, const Pool&);        \
   void place(const PlaceCall&, const Pool&);          \
+  void copy_ends(const EndCall&, const Pool&);        \
   }
 FASTOPS_DECLARE_CPU_KERNELS(default_)
 FASTOPS_DECLARE_CPU_KERNELS(avx2)
@@ -212,6 +222,7 @@ size_t select_workspace(const SelectCall&);
 void select(const SelectCall&, void* workspace, CUstream_st* stream);
 
 void place(const PlaceCall&, CUstream_st* stream);
+void copy_ends(const EndCall&, CUstream_st* stream);
 
 }  // namespace cuda
 #endif

@@ -68,7 +68,7 @@ TORCH_LIBRARY(fastops, m) {
   op("segment_quantile(Tensor data, Tensor offsets, Tensor? order, Tensor? index, Tensor q, int dim=0, str interpolation='linear', Scalar? fill_value=None) -> Tensor");
   op("segment_first(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, Scalar fill_value=0) -> Tensor");
   op("segment_last(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim=0, Scalar fill_value=0) -> Tensor");
-  op("_segment_end(Tensor data, Tensor offsets, Tensor? order, Tensor? index, int dim, bool last, Scalar fill_value) -> (Tensor values, Tensor indices)");
+  op("_segment_end_backward(Tensor grad, Tensor offsets, Tensor? order, Tensor? index, SymInt num_rows, int dim, bool last) -> Tensor");
   op("_segment_quantile(Tensor data, Tensor offsets, Tensor? order, Tensor? index, Tensor q, int dim, str interpolation, Scalar? fill_value) -> (Tensor values, Tensor indices, Tensor shares)");
   op("_segment_place(Tensor values, Tensor indices, SymInt num_rows, int dim) -> Tensor");
 

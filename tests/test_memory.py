@@ -120,8 +120,8 @@ SAVED = {
     "segment_median": ("row numbers",),
     "segment_mode": ("row numbers",),
     "segment_quantile": ("int64 [S, 2, D]", "float32 [S, 2]"),  # the rows around it, and what they count for
-    "segment_first": ("int64 [S, D]",),
-    "segment_last": ("int64 [S, D]",),
+    "segment_first": (),
+    "segment_last": (),
     "segment_broadcast": (),
 }
 # Where a result that was rounded would not do.

@@ -103,7 +103,7 @@ def test_every_operation(op, grouping):
 def test_every_operator_has_a_form():
     """But those that look at the segments when they are made, which no graph holds, and what autograd calls inside of it."""
     inside = {"_check_offsets", "_index_bounds", "_segment_logsumexp_wide", "_segment_moments", "_segment_amax_count",
-              "_segment_amin_count", "_segment_prod_parts", "_segment_end", "_segment_quantile"}  # fmt: skip
+              "_segment_amin_count", "_segment_prod_parts", "_segment_quantile"}  # fmt: skip
     prefix = "fastops::"
     every = {name.removeprefix(prefix) for name in torch._C._dispatch_get_all_op_names() if name.startswith(prefix)}
     assert {op.name for op in OPS} <= set(forms._FORMS)

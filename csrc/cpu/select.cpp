@@ -24,6 +24,7 @@ struct SelectPolicy {
   static constexpr int kDigitBits = 11;             // guess: a histogram fits in the first-level cache
   static constexpr int64_t kLongRows = 1 << 16;     // guess: a longer segment is taken by all threads
   static constexpr int64_t kTaskBytes = 1 << 14;    // guess: selecting takes several times as long as reading
+  static constexpr int64_t kCopyBytes = 1 << 16;    // guess: of whole rows; below this a second thread costs more than it saves
   static constexpr int kLeast = 8;                  // guess: so many are found without a rank; less would not need half of it
   static constexpr int64_t kLookAtAll = 128;        // guess: among more, a bound is found first
   static constexpr int64_t kUnitsOfThread = 8;      // guess: parts of the work that a thread fetches, one by one
@@ -270,7 +271,7 @@ class Select {
       : call_(call),
         segments_(call.segments),
         order_(call.dtype, call.selection == Selection::top && call.largest),
-        tile_columns_(takes_end() ? call.inner : std::min<int64_t>(call.inner, SelectPolicy::kTileBytes / int64_t(sizeof(K)))) {}
+        tile_columns_(std::min<int64_t>(call.inner, SelectPolicy::kTileBytes / int64_t(sizeof(K)))) {}
 
   void run(const Pool& pool) {
     const int64_t keys = segments_.num_positions + segments_.num_segments;
@@ -323,7 +324,6 @@ class Select {
       }
       return;
     }
-    if (takes_end()) return take_end(one, call_.selection == Selection::first ? 0 : one.length - 1);
     // An odd number of lines apart, so that the columns of a row do not share a set of the cache.
     const int64_t stride = (ceil_div(padded<I>(one.length) * sizeof(I), 64) | 1) * 64 / sizeof(I);
     if (scratch.size < width * stride) {
@@ -343,22 +343,6 @@ class Select {
         take_ranks(one, first + c, keys, facts.greatest, crew);
       }
     }
-  }
-
-  bool takes_end() const { return call_.selection == Selection::first || call_.selection == Selection::last; }
-
-  // The row at a position of the segment.
-  void take_end(const Long& one, int64_t position) {
-    const int64_t inner = call_.inner, row = segments_.row(one.begin + position);
-    const int64_t from = (one.outer * segments_.num_rows + row) * inner, to = (one.outer * segments_.num_segments + one.segment) * inner;
-    K* const values = static_cast<K*>(call_.values) + to;
-    const K* const data = static_cast<const K*>(call_.data) + from;
-    if (inner == 1) {  // less than what a call costs
-      *values = *data;
-    } else {
-      std::memcpy(values, data, inner * sizeof(K));
-    }
-    if (call_.indices) std::fill_n(call_.indices + to, inner, row);
   }
 
   // Keys of a tile to scratch, and what is common to those of a column.
@@ -594,6 +578,38 @@ void place_rows(const PlaceCall& call, const Pool& pool) {
   });
 }
 
+template <class K, bool back>
+void copy_ends(const EndCall& call, const Pool& pool) {
+  const int64_t all = call.outer * call.segments.num_segments, inner = call.inner, row_bytes = inner * int64_t(sizeof(K));
+  const int64_t tasks = std::clamp<int64_t>(all * std::max<int64_t>(row_bytes, 64) / SelectPolicy::kCopyBytes, 1, pool.num_threads);
+  pool(tasks, [&](int64_t task) {
+    const SegmentsView view = call.segments;  // of its own, which no store can change
+    const K* const from = static_cast<const K*>(call.from);
+    K* const to = static_cast<K*>(call.to);
+    const K fill = K(call.fill);
+    const bool last = call.last;
+    for (int64_t at = task * all / tasks, stop = (task + 1) * all / tasks; at < stop;) {
+      const int64_t slice = at / view.num_segments, s = at % view.num_segments, stop_here = std::min(stop, at - s + view.num_segments);
+      const int64_t rows_before = slice * view.num_rows;
+      for (int64_t begin = view.begin(s), next = s + 1; at < stop_here; ++at, ++next) {
+        const int64_t after = view.begin(next), end = std::max(begin, after);
+        if (begin < end) {
+          const int64_t in_data = (rows_before + view.row(last ? end - 1 : begin)) * inner;
+          const int64_t source = back ? at * inner : in_data, target = back ? in_data : at * inner;
+          if (inner == 1) {  // less than what a call costs
+            to[target] = from[source];
+          } else {
+            std::memcpy(to + target, from + source, row_bytes);
+          }
+        } else if (!back) {
+          std::fill_n(to + at * inner, inner, fill);
+        }
+        begin = after;
+      }
+    }
+  });
+}
+
 }  // namespace
 
 void select(const SelectCall& call, const Pool& pool) {
@@ -605,6 +621,14 @@ void select(const SelectCall& call, const Pool& pool) {
 
 void place(const PlaceCall& call, const Pool& pool) {
   visit_floating(call.dtype, [&](auto t) { place_rows<typename decltype(t)::type>(call, pool); });
+}
+
+void copy_ends(const EndCall& call, const Pool& pool) {
+  if (call.outer * call.segments.num_segments * call.inner == 0) return;
+  visit_width(call.dtype, [&](auto k) {
+    using K = typename decltype(k)::type;
+    call.back ? copy_ends<K, true>(call, pool) : copy_ends<K, false>(call, pool);
+  });
 }
 
 }  // namespace FASTOPS_CPU_NAMESPACE

@@ -10,6 +10,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "cuda/launch.cuh"
 #include "dispatch.h"
@@ -59,19 +60,6 @@ __device__ __forceinline__ int64_t wanted_rank(const SelectCall& call, int64_t l
   if (!takes_two(call.interpolation)) return QuantilePlace(call.q[i], length, call.interpolation).low;
   const QuantilePlace place(call.q[i / 2], length, call.interpolation);
   return i % 2 == 0 ? place.low : place.high;
-}
-
-// Results of selections that look at no key. One thread takes one segment and column.
-template <class K>
-__global__ void __launch_bounds__(SelectPolicy::kThreads) select_end_kernel(SelectCall call) {
-  const int64_t units = call.outer * call.segments.num_segments * call.inner, step = int64_t(gridDim.x) * blockDim.x;
-  for (int64_t unit = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; unit < units; unit += step) {
-    const int64_t column = unit % call.inner, stacked = unit / call.inner;
-    const int64_t slice = stacked / call.segments.num_segments, segment = stacked % call.segments.num_segments;
-    const int64_t begin = call.segments.begin(segment), end = call.segments.end(segment, begin);
-    const int64_t position = call.selection == Selection::first ? begin : end - 1;
-    put<K>(call, slice, segment, 0, column, end > begin ? call.segments.row(position) : -1);
-  }
 }
 
 // Combines what lanes have that are `first` apart, 2 * first, and so on, below `end`.
@@ -501,7 +489,6 @@ struct Layout {
       end += (size_t(bytes) + 255) / 256 * 256;
       return at;
     };
-    if (call.selection == Selection::first || call.selection == Selection::last) return;
     if (call.selection == Selection::top) listed = take(call.outer * call.segments.num_segments * call.count * call.inner * 8);
     if (call.segments.num_positions <= SelectPolicy::kChunk) return;
     slots = call.segments.num_positions / SelectPolicy::kChunk + 1;
@@ -525,10 +512,6 @@ void select_wide(const SelectCall& call, unsigned char* workspace, cudaStream_t 
   constexpr int kThreads = SelectPolicy::kThreads;
   const SegmentsView& segments = call.segments;
   const int64_t all = call.outer * segments.num_segments;
-  if (call.selection == Selection::first || call.selection == Selection::last) {
-    select_end_kernel<K><<<blocks_for(all * call.inner, kThreads), kThreads, 0, stream>>>(call);
-    return check(cudaGetLastError());
-  }
   const KeyOrder<K> order(call.dtype, call.selection == Selection::top && call.largest);
   const Layout layout(call);
   int64_t* const listed = reinterpret_cast<int64_t*>(workspace + layout.listed);
@@ -599,6 +582,44 @@ __global__ void __launch_bounds__(SelectPolicy::kThreads) place_kernel(PlaceCall
   }
 }
 
+// One thread takes one segment and column.
+template <class K>
+__global__ void __launch_bounds__(SelectPolicy::kThreads) copy_ends_kernel(EndCall call, K fill) {
+  const SegmentsView& segments = call.segments;
+  const int64_t units = call.outer * segments.num_segments * call.inner, step = int64_t(gridDim.x) * blockDim.x;
+  for (int64_t unit = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; unit < units; unit += step) {
+    const int64_t column = unit % call.inner, stacked = unit / call.inner, slice = stacked / segments.num_segments;
+    const int64_t segment = stacked % segments.num_segments, begin = segments.begin(segment), end = segments.end(segment, begin);
+    const int64_t row = begin == end ? 0 : segments.row(call.last ? end - 1 : begin);
+    const int64_t in_data = (slice * segments.num_rows + row) * call.inner + column;
+    const K* const from = static_cast<const K*>(call.from);
+    K* const to = static_cast<K*>(call.to);
+    if (!call.back) {
+      to[unit] = begin == end ? fill : from[in_data];
+    } else if (begin != end) {
+      to[in_data] = from[unit];
+    }
+  }
+}
+
+// Bits are bits: rows are copied in the largest units that they consist of.
+template <class K>
+bool copy_ends_as(const EndCall& call, cudaStream_t stream) {
+  const int64_t element = size_of(call.dtype), row_bytes = call.inner * element, unit = sizeof(K);
+  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % sizeof(K) == 0; };
+  if (unit < element || row_bytes % unit != 0 || !aligned(call.from) || !aligned(call.to)) return false;
+  EndCall whole = call;
+  whole.inner = row_bytes / unit;
+  unsigned char bytes[sizeof(K)];
+  for (int64_t i = 0; i < unit; ++i) bytes[i] = static_cast<unsigned char>(call.fill >> 8 * (i % element));
+  K fill;
+  std::memcpy(&fill, bytes, sizeof(K));
+  const int64_t units = call.outer * call.segments.num_segments * whole.inner;
+  copy_ends_kernel<K><<<blocks_for(units, SelectPolicy::kThreads), SelectPolicy::kThreads, 0, stream>>>(whole, fill);
+  check(cudaGetLastError());
+  return true;
+}
+
 }  // namespace
 
 size_t select_workspace(const SelectCall& call) {
@@ -626,6 +647,12 @@ void place(const PlaceCall& call, cudaStream_t stream) {
     place_kernel<typename decltype(t)::type><<<blocks_for(units, SelectPolicy::kThreads), SelectPolicy::kThreads, 0, stream>>>(call);
     check(cudaGetLastError());
   });
+}
+
+void copy_ends(const EndCall& call, cudaStream_t stream) {
+  if (call.outer * call.segments.num_segments * call.inner == 0) return;
+  copy_ends_as<uint4>(call, stream) || copy_ends_as<uint64_t>(call, stream) || copy_ends_as<uint32_t>(call, stream) ||
+      copy_ends_as<uint16_t>(call, stream) || copy_ends_as<uint8_t>(call, stream);
 }
 
 }  // namespace fastops::cuda

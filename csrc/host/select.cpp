@@ -73,16 +73,33 @@ TensorPair segment_median(const Tensor& data, FASTOPS_GROUPING, int64_t dim, con
   return select("segment_median", data, {offsets, order, index}, dim, fill_for(fill, data.scalar_type()), {Selection::median});
 }
 
-TensorPair segment_end(const Tensor& data, FASTOPS_GROUPING, int64_t dim, bool last, const Scalar& fill) {
-  return select(last ? "segment_last" : "segment_first", data, {offsets, order, index}, dim, fill,
-                {last ? Selection::last : Selection::first});
+Tensor copy_ends(const Tensor& from, Tensor to, const Grouping& grouping, const Shape& shape, bool last, bool back, uint64_t fill) {
+  if (from.is_meta()) return to;
+  const HeldGrouping held(grouping, shape);
+  const Tensor rows = from.contiguous();
+  const EndCall call{last, back, *dtype_of(from.scalar_type()), rows.const_data_ptr(), to.mutable_data_ptr(),
+                     fill, held.view, shape.outer.expect_int(), shape.inner.expect_int()};
+  FASTOPS_RUN_WITHOUT_WORKSPACE(copy_ends, from, call);
+  return to;
 }
 
 template <bool last>
-Tensor segment_end_value(const Tensor& data, FASTOPS_GROUPING, int64_t dim, const Scalar& fill) {
-  Selected wanted{last ? Selection::last : Selection::first};
-  wanted.indices = false;
-  return std::get<0>(select(last ? "segment_last" : "segment_first", data, {offsets, order, index}, dim, fill, wanted));
+Tensor segment_end(const Tensor& data, FASTOPS_GROUPING, int64_t dim, const Scalar& fill) {
+  constexpr const char* op = last ? "segment_last" : "segment_first";
+  const ScalarType type = data.scalar_type();
+  check_dtype(op, "data", type, false);
+  const Grouping grouping{offsets, order, index};
+  const Shape shape = check_grouping(op, "data", data, grouping, dim);
+  return copy_ends(data, empty_resized(data, shape.dim, shape.num_segments, type), grouping, shape, last, false, fill_bits(op, fill, type));
+}
+
+Tensor segment_end_backward(const Tensor& grad, FASTOPS_GROUPING, SymInt num_rows, int64_t dim, bool last) {
+  const char* op = last ? "segment_last" : "segment_first";
+  check_dtype(op, "grad", grad.scalar_type(), true);
+  const Grouping grouping{offsets, order, index};
+  const Shape shape = check_grouping(op, "grad", grad, grouping, dim, num_rows);
+  const Tensor out = empty_resized(grad, shape.dim, num_rows, grad.scalar_type());
+  return copy_ends(grad, grad.is_meta() ? out : out.zero_(), grouping, shape, last, true, 0);
 }
 
 Interpolation interpolation_of(c10::string_view name) {
@@ -169,13 +186,13 @@ TensorPair call_median(const Tensor& data, const Grouping& g, int64_t dim, const
   return op.call(data, g.offsets, g.order, g.index, dim, fill);
 }
 
-TensorPair call_end(const Tensor& data, const Grouping& g, int64_t dim, bool last, const Scalar& fill) {
-  using Signature = TensorPair(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, int64_t, bool, const Scalar&);
-  FASTOPS_OPERATOR(Signature, op, "_segment_end");
-  return op.call(data, g.offsets, g.order, g.index, dim, last, fill);
+Tensor call_end_backward(const Tensor& grad, const Grouping& g, SymInt num_rows, int64_t dim, bool last) {
+  using Signature = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, SymInt, int64_t, bool);
+  FASTOPS_OPERATOR(Signature, op, "_segment_end_backward");
+  return op.call(grad, g.offsets, g.order, g.index, std::move(num_rows), dim, last);
 }
 
-Tensor call_end_value(const Tensor& data, const Grouping& g, int64_t dim, bool last, const Scalar& fill) {
+Tensor call_end(const Tensor& data, const Grouping& g, int64_t dim, bool last, const Scalar& fill) {
   FASTOPS_OPERATOR(ExtremumSignature, first, "segment_first");
   FASTOPS_OPERATOR(ExtremumSignature, last_op, "segment_last");
   return (last ? last_op : first).call(data, g.offsets, g.order, g.index, dim, fill);
@@ -229,12 +246,18 @@ struct EndFunction : torch::autograd::Function<EndFunction<last>> {
   static constexpr bool is_traceable = true;
 
   static Tensor forward(AutogradContext* ctx, const Tensor& data, FASTOPS_GROUPING, int64_t dim, const Scalar& fill) {
-    return forward_select(ctx, data, {offsets, order, index}, dim,
-                          [&] { return call_end(data, {offsets, order, index}, dim, last, fill); })[0];
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const Tensor ends = call_end(data, {offsets, order, index}, dim, last, fill);
+    save_grouping(ctx, {}, {offsets, order, index});
+    ctx->saved_data["dim"] = dim;
+    ctx->saved_data["num_rows"] = data.sym_size(dim);
+    return ends;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    return {backward_one(ctx, grads[0]), {}, {}, {}, {}, {}};
+    const auto saved = saved_grouping(ctx->get_saved_variables(), 0);
+    return {call_end_backward(grads[0], saved, ctx->saved_data["num_rows"].toSymInt(), ctx->saved_data["dim"].toInt(), last),
+            {}, {}, {}, {}, {}};
   }
 };
 
@@ -242,7 +265,30 @@ template <bool last>
 Tensor end_autograd(const Tensor& data, FASTOPS_GROUPING, int64_t dim, const Scalar& fill) {
   if (wants_grad(data) && is_floating(data.scalar_type())) return EndFunction<last>::apply(data, offsets, order, index, dim, fill);
   at::AutoDispatchBelowADInplaceOrView guard;
-  return call_end_value(data, {offsets, order, index}, dim, last, fill);
+  return call_end(data, {offsets, order, index}, dim, last, fill);
+}
+
+struct EndBackwardFunction : torch::autograd::Function<EndBackwardFunction> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& grad, FASTOPS_GROUPING, SymInt num_rows, int64_t dim, bool last) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    save_grouping(ctx, {}, {offsets, order, index});
+    ctx->saved_data["dim"] = dim;
+    ctx->saved_data["last"] = last;
+    return call_end_backward(grad, {offsets, order, index}, std::move(num_rows), dim, last);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = saved_grouping(ctx->get_saved_variables(), 0);
+    return {call_end(grads[0], saved, ctx->saved_data["dim"].toInt(), ctx->saved_data["last"].toBool(), 0), {}, {}, {}, {}, {}, {}};
+  }
+};
+
+Tensor end_backward_autograd(const Tensor& grad, FASTOPS_GROUPING, SymInt num_rows, int64_t dim, bool last) {
+  if (wants_grad(grad)) return EndBackwardFunction::apply(grad, offsets, order, index, std::move(num_rows), dim, last);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return call_end_backward(grad, {offsets, order, index}, std::move(num_rows), dim, last);
 }
 
 // Two dimensions as one. Not flatten, which a vmap over gradients (is_grads_batched) does not know.
@@ -328,9 +374,9 @@ void implement_select(torch::Library& m) {
   m.impl("segment_topk", segment_topk);
   m.impl("segment_median", segment_median);
   m.impl("segment_quantile", segment_quantile);
-  m.impl("segment_first", segment_end_value<false>);
-  m.impl("segment_last", segment_end_value<true>);
-  m.impl("_segment_end", segment_end);
+  m.impl("segment_first", segment_end<false>);
+  m.impl("segment_last", segment_end<true>);
+  m.impl("_segment_end_backward", segment_end_backward);
   m.impl("_segment_quantile", segment_quantile_rows);
   m.impl("_segment_place", segment_place);
 }
@@ -349,10 +395,9 @@ TORCH_LIBRARY_IMPL(fastops, Autograd, m) {
   m.impl("segment_quantile", quantile_autograd);
   m.impl("segment_first", end_autograd<false>);
   m.impl("segment_last", end_autograd<true>);
+  m.impl("_segment_end_backward", end_backward_autograd);
   m.impl("_segment_place", place_autograd);
-  for (const char* whole : {"_segment_end", "_segment_quantile"}) {
-    m.impl(whole, torch::CppFunction::makeFallthrough());  // results that have no derivative
-  }
+  m.impl("_segment_quantile", torch::CppFunction::makeFallthrough());  // results that have no derivative
 }
 
 }  // namespace fastops::host

@@ -654,6 +654,7 @@ _DERIVATIVES = (
     "_segment_softmax_backward",
     "_segment_log_softmax_backward",
     "_segment_linear_scan",
+    "_segment_end_backward",
     "_segment_place",
 )
 
