@@ -130,6 +130,19 @@ def test_features_around_a_tile(op, device, dtype, features):
         testing.assert_matches(call(op, sample), testing.expected_result(op, sample), dtype, exact=op.exact)
 
 
+@pytest.mark.parametrize("features", (1, 2, 3, 4, 5, 8, 9, 15, 16, 17))
+@every_op
+def test_narrow_rows(op, features):
+    """The CPU takes rows together that are narrower than a vector, and copies some numbers of features in loops of their own."""
+    for pattern in ("many_tiny", "1025"):  # segments of several in a vector, and of more than a chunk
+        for grouping in ("offsets", "unsorted", "ignored"):
+            for dtype in (torch.float32, torch.bfloat16):
+                sample = testing.make_sample(op, pattern, features, "contiguous", grouping, dtype, requires_grad=op.differentiable)
+                testing.assert_matches(call(op, sample), testing.expected_result(op, sample), dtype, exact=op.exact)
+                if op.differentiable:
+                    check_derivatives(op, sample, "contiguous", dtype)
+
+
 @pytest.mark.parametrize("name", ("segment_sum", "segment_amax"))
 @pytest.mark.parametrize("features", (64, 256))
 def test_results_larger_than_the_caches(name, features):

@@ -2,7 +2,8 @@
 //
 // Rows in order are walked segment by segment, so that the segment's values stay in the first-level cache: each element
 // of the output is written once, in order. Rows out of order are walked one after the other and look their segment up,
-// which makes the values the random access and keeps the writes, the larger part, in order.
+// which makes the values the random access and keeps the writes, the larger part, in order. Rows that are narrower than a
+// vector are taken together, with what their segments have to say written out for each of them.
 #include "cpu/capability.h"
 
 #include "cpu/math.h"
@@ -18,6 +19,7 @@ namespace {
 struct MovePolicy {
   static constexpr int64_t kChunkRows = 512;      // guess
   static constexpr int64_t kTileColumns = 1024;   // guess: values of a tile stay in the first-level cache
+  static constexpr int64_t kNarrowBytes = 64;     // guess: of rows; a batch of those stays in a cache
   static constexpr int64_t kTaskBytes = 1 << 16;  // guess: below this a second thread costs more than it saves
 };
 
@@ -26,11 +28,17 @@ class MapRows final : public Visitor {
   using M = Map<T>;
   // Whether all rows of a segment get the same.
   static constexpr bool kRepeats = !M::kReadsData && !std::is_same_v<M, SelectMap<T>> && !std::is_same_v<M, WeightedMap<T>>;
+  // Maps of an element and two numbers of its column, a level and a gain, are made by vectors. For logsumexp they are its result and
+  // what is handed down, for an extremum what an element must be and what it gets then.
+  static constexpr bool kTwoNumbers = std::is_same_v<M, LogSumExpMap<T>> || std::is_same_v<M, ExtremumMap<T>>;
+  using V = compute_t<T>;
 
   const RowMapCall& call_;
   const SegmentsView& segments_;
-  std::vector<std::vector<T>> rows_;  // for each thread, a row to copy
-  std::vector<M> maps_;               // [outer, S, inner] where rows look their segment up
+  std::vector<std::vector<T>> rows_;     // for each thread, a row to copy
+  std::vector<M> maps_;                  // [outer, S, inner] where rows look their segment up,
+  std::unique_ptr<V[]> levels_, gains_;  // or these, of the same shape,
+  std::unique_ptr<T[]> repeated_;        // or what all its rows get
 
  public:
   explicit MapRows(const RowMapCall& call) : call_(call), segments_(call.segments) {}
@@ -52,6 +60,18 @@ class MapRows final : public Visitor {
     if constexpr (kRepeats) {
       if (call_.inner == 1) return runs(tile, first, last, begin, end);
     }
+    if constexpr (kTwoNumbers) {
+      if (call_.inner < kLanes<V>) {
+        return for_narrow_rows(call_.inner, [&](auto elements) { in_narrow_rows<decltype(elements)::value>(tile, first, last, begin); });
+      }
+    }
+    if constexpr (std::is_same_v<M, SelectMap<T>>) {
+      if (call_.inner * int64_t(sizeof(T)) <= MovePolicy::kNarrowBytes) {
+        const int64_t rows = tile.outer * segments_.num_rows;
+        zero(rows + begin, rows + end);
+        return select(tile.outer, first, last, begin);
+      }
+    }
     for (int64_t s = first; s < last; ++s) {
       const int64_t length = segments_.end(s, begin) - begin;
       if (length > 0) MapRows::chunk(tile, {s, begin, 0, length}, thread);
@@ -65,9 +85,21 @@ class MapRows final : public Visitor {
     const int64_t values = (tile.outer * segments_.num_segments + span.segment) * inner + tile.first;
     const int64_t at = (tile.outer * segments_.num_rows + first) * inner + tile.first;
     T* out = static_cast<T*>(call_.out) + at;
-    if constexpr (M::kReadsData) {
+    if constexpr (kTwoNumbers) {
+      V levels[MovePolicy::kTileColumns], gains[MovePolicy::kTileColumns];
+      for (int64_t column = 0; column < width; ++column) {
+        read(M(call_.arrays, values + column, tile.first + column, span.length), levels[column], gains[column]);
+      }
+      // Narrow rows are taken together, so that vectors are full.
+      const int64_t together = width == inner && width % kLanes<V> != 0 ? std::clamp<int64_t>(kTogether / width, 1, rows) : 1;
+      for (int64_t i = width; i < together * width; ++i) levels[i] = levels[i - width], gains[i] = gains[i - width];
       const T* data = static_cast<const T*>(call_.data) + at;
-      if (inner == 1 && !std::is_same_v<M, LogSumExpMap<T>>) {
+      for (int64_t r = 0; r < rows; r += together) {
+        apply(data + r * inner, out + r * inner, levels, gains, std::min(together, rows - r) * width);
+      }
+    } else if constexpr (M::kReadsData) {
+      const T* data = static_cast<const T*>(call_.data) + at;
+      if (inner == 1) {
         const M map(call_.arrays, values, 0, span.length);
         for (int64_t r = 0; r < rows; ++r) out[r] = map(data[r], first + r);
         return;
@@ -100,12 +132,25 @@ class MapRows final : public Visitor {
         }
         row = computed.data();
       }
-      for (int64_t r = 0; r < rows; ++r) std::memcpy(out + r * inner, row, width * sizeof(T));
+      for_narrow_rows(width, [&](auto elements) { copy_rows<decltype(elements)::value>(out, row, width, inner, rows); });
     }
   }
 
  private:
   static constexpr int64_t kColumnsAtOnce = 64;
+  static constexpr int64_t kTogether = 64;  // elements of narrow rows
+
+  // A row of kElements elements, or of `width` for 0, to `rows` rows.
+  template <int64_t kElements>
+  static FASTOPS_HD void copy_rows(T* out, const T* row, int64_t width, int64_t inner, int64_t rows) {
+    for (int64_t r = 0; r < rows; ++r, out += inner) {
+      if constexpr (kElements == 0) {
+        std::memcpy(out, row, width * sizeof(T));
+      } else {
+        std::memcpy(out, row, kElements * sizeof(T));
+      }
+    }
+  }
 
   // Segments of one column, up to position `end`: what a vector writes behind a segment the next one writes again, so that
   // nothing depends on lengths that could not be predicted.
@@ -127,10 +172,12 @@ class MapRows final : public Visitor {
     if (all == 0) return;
     pool(tasks, [&](int64_t task) {
       const int64_t first = task * all / tasks, last = (task + 1) * all / tasks;
-      if constexpr (std::is_same_v<M, LogSumExpMap<T>>) {
-        const int64_t together = kColumnsAtOnce / call_.inner;
-        for (int64_t at = first; at < last && together > 0; at += together) narrow_rows(at, std::min(last, at + together));
-        if (together > 0) return;
+      if constexpr (kTwoNumbers) {
+        const int64_t together = segments_.num_segments > 0 && call_.inner % kLanes<V> != 0 ? kTogether / call_.inner : 0;
+        const auto rows_of = [&](auto elements) {
+          for (int64_t at = first; at < last; at += together) narrow_rows<decltype(elements)::value>(at, std::min(last, at + together));
+        };
+        if (together > 1) return for_narrow_rows(call_.inner, rows_of);
       }
       for (int64_t at = first, outer = first / rows, r = first % rows; at < last; ++at, ++r) {
         if (r == rows) r = 0, ++outer;
@@ -156,77 +203,136 @@ class MapRows final : public Visitor {
     });
   }
 
+  // The same of segments in order, from position `begin` on, whose rows are zeros.
+  void select(int64_t outer, int64_t first, int64_t last, int64_t begin) const {
+    const int64_t inner = call_.inner;
+    for (int64_t s = first, end; s < last; ++s, begin = end) {
+      end = segments_.end(s, begin);
+      for (int64_t column = 0; column < inner; ++column) {
+        const M map(call_.arrays, (outer * segments_.num_segments + s) * inner + column, column, 0);
+        if (map.selected < begin || map.selected >= end) continue;
+        static_cast<T*>(call_.out)[(outer * segments_.num_rows + map.selected) * inner + column] = map.value;
+      }
+    }
+  }
+
   // What rows look up is made once for each segment, not for each row.
   void tabulate(const Pool& pool, int64_t tasks) {
     const int64_t all = call_.outer * segments_.num_segments, inner = call_.inner;
     if (all == 0) return;
-    maps_.assign(all * inner, M(call_.arrays, 0, 0, 0));
+    if constexpr (kTwoNumbers) {
+      levels_.reset(new V[all * inner]), gains_.reset(new V[all * inner]);
+    } else if constexpr (kRepeats) {
+      repeated_.reset(new T[all * inner]);
+    } else {
+      maps_.assign(all * inner, M(call_.arrays, 0, 0, 0));
+    }
     pool(tasks, [&](int64_t task) {
       for (int64_t at = task * all / tasks; at < (task + 1) * all / tasks; ++at) {
         const int64_t s = at % segments_.num_segments, begin = segments_.begin(s), length = segments_.end(s, begin) - begin;
-        for (int64_t column = 0; column < inner; ++column) maps_[at * inner + column] = M(call_.arrays, at * inner + column, column, length);
+        for (int64_t column = 0; column < inner; ++column) {
+          const M map(call_.arrays, at * inner + column, column, length);
+          if constexpr (kTwoNumbers) {
+            read(map, levels_[at * inner + column], gains_[at * inner + column]);
+          } else if constexpr (kRepeats) {
+            repeated_[at * inner + column] = map(T{}, 0);
+          } else {
+            maps_[at * inner + column] = map;
+          }
+        }
       }
     });
   }
 
-  // Of `rows` rows, exp by vectors. Narrow rows are taken together, so that vectors are full.
-  void powers(const T* data, T* out, const M* maps, int64_t width, int64_t rows) const {
-    using V = compute_t<T>;
-    const int64_t inner = call_.inner, together = width == inner ? std::min(rows, kColumnsAtOnce / width) : 1;
-    V results[kColumnsAtOnce], grads[kColumnsAtOnce];
-    if (width == 1) {
-      std::fill_n(results, together, maps->result);
-      std::fill_n(grads, together, maps->grad);
-    } else {
-      for (int64_t i = 0; i < width; ++i) results[i] = maps[i].result, grads[i] = maps[i].grad;
-      for (int64_t i = width; i < together * width; ++i) results[i] = results[i - width], grads[i] = grads[i - width];
+  // Rows in order that are narrower than a vector, taken together so that vectors are full. Of one column, what a vector writes
+  // behind a segment the next one writes again, so that nothing depends on lengths that could not be predicted.
+  template <int64_t kElements>
+  FASTOPS_NOINLINE void in_narrow_rows(const Tile& tile, int64_t first, int64_t last, int64_t begin) const {
+    constexpr int64_t kRoom = 512;
+    const int64_t inner = kElements > 0 ? kElements : call_.inner, most = kRoom / inner;
+    V levels[kRoom + kLanes<V>], gains[kRoom + kLanes<V>], level[kLanes<V>], gain[kLanes<V>];
+    const int64_t values = tile.outer * segments_.num_segments, rows = tile.outer * segments_.num_rows;
+    const T* const data = static_cast<const T*>(call_.data) + rows * inner;
+    T* const out = static_cast<T*>(call_.out) + rows * inner;
+    int64_t start = begin, end = begin;  // rows [start, end) are filled in
+    const auto finish = [&] {
+      apply(data + start * inner, out + start * inner, levels, gains, (end - start) * inner);
+      start = end;
+    };
+    for (int64_t s = first, next; s < last; ++s, begin = next) {
+      next = segments_.end(s, begin);
+      if (begin == next) continue;
+      for (int64_t c = 0; c < inner; ++c) read(M(call_.arrays, (values + s) * inner + c, c, next - begin), level[c], gain[c]);
+      while (end < next) {
+        const int64_t stop = std::min(next, start + most);
+        for (; end < stop; end += kElements == 1 ? kLanes<V> : 1) {
+          for (int64_t i = 0; i < (kElements == 1 ? kLanes<V> : inner); ++i) {
+            levels[(end - start) * inner + i] = level[kElements == 1 ? 0 : i];
+            gains[(end - start) * inner + i] = gain[kElements == 1 ? 0 : i];
+          }
+        }
+        end = stop;
+        if (end == start + most) finish();
+      }
     }
-    for (int64_t r = 0; r < rows; r += together, data += together * inner, out += together * inner) {
-      powers(data, out, results, grads, std::min(together, rows - r) * width);
-    }
+    finish();
   }
 
-  // The same of rows [first, last) that look their segments up.
+  // Rows [first, last) that look their segments up, kTogether elements at most. Their elements are kInner, or any number for 0.
+  template <int64_t kInner>
   void narrow_rows(int64_t first, int64_t last) const {
-    using V = compute_t<T>;
-    const int64_t inner = call_.inner;
-    V results[kColumnsAtOnce], grads[kColumnsAtOnce];
-    bool belong[kColumnsAtOnce], all_belong = true;
+    const int64_t inner = kInner > 0 ? kInner : call_.inner;
+    V levels[kTogether], gains[kTogether];
+    bool belong[kTogether], all_belong = true;
     for (int64_t at = first, outer = first / segments_.num_rows, r = first % segments_.num_rows; at < last; ++at, ++r) {
       if (r == segments_.num_rows) r = 0, ++outer;
       const int64_t s = segments_.index[r];
       const bool belongs = uint64_t(s) < uint64_t(segments_.num_segments);
       belong[at - first] = belongs;
       all_belong &= belongs;
+      const int64_t values = belongs ? (outer * segments_.num_segments + s) * inner : 0;
       for (int64_t column = 0; column < inner; ++column) {
-        const int64_t i = (at - first) * inner + column;
-        results[i] = grads[i] = 0;
-        if (!belongs) continue;
-        const M& map = maps_[(outer * segments_.num_segments + s) * inner + column];
-        results[i] = map.result, grads[i] = map.grad;
+        levels[(at - first) * inner + column] = levels_[values + column];
+        gains[(at - first) * inner + column] = gains_[values + column];
       }
     }
-    T* const out = static_cast<T*>(call_.out) + first * inner;
-    powers(static_cast<const T*>(call_.data) + first * inner, out, results, grads, (last - first) * inner);
+    apply(static_cast<const T*>(call_.data) + first * inner, static_cast<T*>(call_.out) + first * inner, levels, gains,
+          (last - first) * inner);
     for (int64_t at = first; at < last && !all_belong; ++at) {
       if (!belong[at - first]) zero(at, at + 1);
     }
   }
 
-  // n neighbours, kColumnsAtOnce at most.
-  template <class V>
-  static void powers(const T* data, T* out, const V* results, const V* grads, int64_t n) {
+  // n neighbours, each with the two numbers of its column.
+  static void apply(const T* data, T* out, const V* levels, const V* gains, int64_t n) {
     constexpr int kWidth = kLanes<V>;
     int64_t i = 0;
     for (; i + kWidth <= n; i += kWidth) {
-      const vec<V> below = load<V>(data + i) - unaligned<vec<V>>(results + i);
-      store(out + i, vec<V>(unaligned<vec<V>>(grads + i) * Math<vec<V>>::exp(below)));
+      store(out + i, of_two_numbers(load<V>(data + i), unaligned<vec<V>>(levels + i), unaligned<vec<V>>(gains + i)));
     }
     if (i == n) return;
-    vec<V> below{};
-    for (int64_t k = i; k < n; ++k) replace(below, int(k - i), load_as<V>(data[k]) - results[k]);
-    const vec<V> power = Math<vec<V>>::exp(below);
-    for (int64_t k = i; k < n; ++k) out[k] = store_as<T>(grads[k] * lane(power, int(k - i)));
+    vec<V> x{}, level{}, gain{};
+    for (int64_t k = i; k < n; ++k) {
+      replace(x, int(k - i), load_as<V>(data[k])), replace(level, int(k - i), levels[k]), replace(gain, int(k - i), gains[k]);
+    }
+    const vec<V> results = of_two_numbers(x, level, gain);
+    for (int64_t k = i; k < n; ++k) out[k] = store_as<T>(lane(results, int(k - i)));
+  }
+
+  static FASTOPS_HD vec<V> of_two_numbers(const vec<V>& x, const vec<V>& level, const vec<V>& gain) {
+    if constexpr (std::is_same_v<M, LogSumExpMap<T>>) {
+      return gain * Math<vec<V>>::exp(x - level);
+    } else {
+      return (x == level) | ((x != x) & (level != level)) ? gain : vec<V>{};
+    }
+  }
+
+  static void read(const M& map, V& level, V& gain) {
+    if constexpr (std::is_same_v<M, LogSumExpMap<T>>) {
+      level = map.result, gain = map.grad;
+    } else {
+      level = map.best, gain = load_as<V>(map.share);
+    }
   }
 
   // `rows` rows from `row` on, columns [first, last): their segment's values times their weights.
@@ -245,7 +351,6 @@ class MapRows final : public Visitor {
     alignas(M) std::byte storage[kColumnsAtOnce * sizeof(M)];
     M* maps = reinterpret_cast<M*>(storage);
     for (int64_t column = 0; column < width; ++column) new (maps + column) M(call_.arrays, values + column, first_column + column, length);
-    if constexpr (std::is_same_v<M, LogSumExpMap<T>>) return powers(data, out, maps, width, rows);
     for (int64_t r = 0; r < rows; ++r, data += call_.inner, out += call_.inner) {
       for (int64_t column = 0; column < width; ++column) out[column] = maps[column](data[column], first + r);
     }
@@ -256,24 +361,17 @@ class MapRows final : public Visitor {
     if (s < 0 || s >= segments_.num_segments) return zero(at, at + 1);
     const int64_t values = (outer * segments_.num_segments + s) * inner;
     T* out = static_cast<T*>(call_.out) + at * inner;
-    if constexpr (std::is_same_v<M, BroadcastMap<T>>) {
-      const T* const from = static_cast<const T*>(call_.arrays.values) + values;
-      if (inner <= 2) {  // less than what a call costs
-        out[0] = from[0];
-        if (inner == 2) out[1] = from[1];
-        return;
-      }
-      std::memcpy(out, from, inner * sizeof(T));
+    if constexpr (kRepeats) {
+      const T* const from = repeated_ ? &repeated_[values] : static_cast<const T*>(call_.arrays.values) + values;
+      for_narrow_rows(inner, [&](auto elements) { copy_rows<decltype(elements)::value>(out, from, inner, inner, 1); });
     } else if constexpr (std::is_same_v<M, WeightedMap<T>>) {
       weigh(out, values, 0, inner, r, 1);
     } else {
       const T* const data = M::kReadsData ? static_cast<const T*>(call_.data) + at * inner : nullptr;
-      const M* const maps = &maps_[values];
-      if constexpr (std::is_same_v<M, LogSumExpMap<T>>) {
-        for (int64_t column = 0; column < inner; column += kColumnsAtOnce) {
-          powers(data + column, out + column, maps + column, std::min(kColumnsAtOnce, inner - column), 1);
-        }
+      if constexpr (kTwoNumbers) {
+        apply(data, out, &levels_[values], &gains_[values], inner);
       } else {
+        const M* const maps = &maps_[values];
         for (int64_t column = 0; column < inner; ++column) out[column] = maps[column](M::kReadsData ? data[column] : T{}, r);
       }
     }

@@ -10,45 +10,63 @@ namespace FASTOPS_CPU_NAMESPACE {
 
 inline constexpr int64_t kPrefetchRows = 24;  // gathered rows asked for ahead
 
+// Calls body with the number of elements of a row, where they are so few that to copy them takes less than a call does, or with 0.
+template <class Body>
+FASTOPS_HD void for_narrow_rows(int64_t width, Body&& body) {
+  switch (width) {
+    case 1: return body(std::integral_constant<int64_t, 1>{});
+    case 2: return body(std::integral_constant<int64_t, 2>{});
+    case 3: return body(std::integral_constant<int64_t, 3>{});
+    case 4: return body(std::integral_constant<int64_t, 4>{});
+    case 8: return body(std::integral_constant<int64_t, 8>{});
+    default: return body(std::integral_constant<int64_t, 0>{});
+  }
+}
+
+// `count` elements to another type, kCount of them if that is not 0.
+template <int64_t kCount = 0, class To, class From>
+FASTOPS_HD void convert_run(To* to, const From* from, int64_t count) {
+  using V = std::conditional_t<(sizeof(To) < sizeof(From)), From, To>;  // the one that is computed in
+  if constexpr (std::is_same_v<To, From>) {
+    std::memcpy(to, from, (kCount > 0 ? kCount : count) * sizeof(To));
+  } else if constexpr (kCount > 0) {
+    for (int64_t c = 0; c < kCount; ++c) to[c] = store_as<To>(load_as<V>(from[c]));
+  } else {
+    int64_t c = 0;
+    for (; c + kLanes<V> <= count; c += kLanes<V>) store(to + c, load<V>(from + c));
+    for (; c < count; ++c) to[c] = store_as<To>(load_as<V>(from[c]));
+  }
+}
+
 // Rows at [position, position + n) of the sequence, columns [column, column + width), as E, `stride` apart.
 template <class E, class T>
 void stage_rows(const SegmentsView& segments, const T* data, int64_t inner, int64_t position, int64_t n, int64_t column,
                 int64_t width, E* to, int64_t stride) {
-  const auto copy = [](E* out, const T* from, int64_t count) FASTOPS_INLINE_LAMBDA {
-    if constexpr (std::is_same_v<E, T>) {
-      std::memcpy(out, from, count * sizeof(E));
-    } else {
-      int64_t c = 0;
-      for (; c + kLanes<E> <= count; c += kLanes<E>) store(out + c, load<E>(from + c));
-      for (; c < count; ++c) out[c] = load_as<E>(from[c]);
-    }
-  };
-  if (!segments.order && inner == width && stride == width) return copy(to, data + position * inner, n * width);
+  if (!segments.order && inner == width && stride == width) return convert_run(to, data + position * inner, n * width);
   const int64_t known = segments.order ? segments.num_positions - kPrefetchRows : 0;  // before which to ask ahead
-  for (int64_t i = 0; i < n; ++i, to += stride) {
-    if (position + i < known) {
-      const T* ahead = data + segments.row(position + i + kPrefetchRows) * inner + column;
-      for (int64_t c = 0; c < width; c += 64 / int64_t(sizeof(T))) prefetch(ahead + c);
+  for_narrow_rows(width, [&](auto elements) FASTOPS_INLINE_LAMBDA {
+    constexpr int64_t kElements = decltype(elements)::value;
+    for (int64_t i = 0; i < n; ++i, to += stride) {
+      if (position + i < known) {
+        const T* ahead = data + segments.row(position + i + kPrefetchRows) * inner + column;
+        for (int64_t c = 0; c < (kElements > 0 ? 1 : width); c += 64 / int64_t(sizeof(T))) prefetch(ahead + c);
+      }
+      convert_run<kElements>(to, data + segments.row(position + i) * inner + column, width);
     }
-    copy(to, data + segments.row(position + i) * inner + column, width);
-  }
+  });
 }
 
 // And back to where they stand.
 template <class E, class T>
 void unstage_rows(const SegmentsView& segments, T* data, int64_t inner, int64_t position, int64_t n, int64_t column,
                   int64_t width, const E* from, int64_t stride) {
-  const auto copy = [](T* to, const E* values, int64_t count) FASTOPS_INLINE_LAMBDA {
-    if constexpr (std::is_same_v<E, T>) {
-      std::memcpy(to, values, count * sizeof(E));
-    } else {
-      int64_t c = 0;
-      for (; c + kLanes<E> <= count; c += kLanes<E>) store(to + c, unaligned<vec<E>>(values + c));
-      for (; c < count; ++c) to[c] = store_as<T>(values[c]);
+  if (!segments.order && inner == width && stride == width) return convert_run(data + position * inner, from, n * width);
+  for_narrow_rows(width, [&](auto elements) FASTOPS_INLINE_LAMBDA {
+    constexpr int64_t kElements = decltype(elements)::value;
+    for (int64_t i = 0; i < n; ++i, from += stride) {
+      convert_run<kElements>(data + segments.row(position + i) * inner + column, from, width);
     }
-  };
-  if (!segments.order && inner == width && stride == width) return copy(data + position * inner, from, n * width);
-  for (int64_t i = 0; i < n; ++i, from += stride) copy(data + segments.row(position + i) * inner + column, from, width);
+  });
 }
 
 // Calls body(first, last) for runs of stacked rows that belong to no segment.
