@@ -134,9 +134,9 @@ def test_features_around_a_tile(op, device, dtype, features):
 @every_op
 def test_narrow_rows(op, features):
     """The CPU takes rows together that are narrower than a vector, and copies some numbers of features in loops of their own."""
-    for pattern in ("many_tiny", "1025"):  # segments of several in a vector, and of more than a chunk
+    for pattern in ("many_tiny", "around_128", "1025"):  # several segments in a vector, blocks of one, chunks of one
         for grouping in ("offsets", "unsorted", "ignored"):
-            for dtype in (torch.float32, torch.bfloat16):
+            for dtype in (torch.float32, torch.float64, torch.bfloat16):
                 sample = testing.make_sample(op, pattern, features, "contiguous", grouping, dtype, requires_grad=op.differentiable)
                 testing.assert_matches(call(op, sample), testing.expected_result(op, sample), dtype, exact=op.exact)
                 if op.differentiable:

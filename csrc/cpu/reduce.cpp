@@ -9,7 +9,8 @@
 //     chunk           chunks of a longer segment are joined in pairs at the end
 //
 // Rows are read where they stand. Rows out of order, and most narrower types in the type that is computed in, are first
-// brought together, a block at a time, so that the loops above exist for few types only.
+// brought together, a block at a time, so that the loops above exist for few types only; of rows that are narrower than a
+// vector, those of many segments at once. A vector of such a row reads on into the rows behind, and its other lanes are left.
 // The order of the additions depends on nothing but the place inside the segment: not on threads, neighbours, or
 // the width of a vector (but for what meets rows twice, see reducers.h). A single column has its lanes along the rows
 // instead. Every element of data is read once,
@@ -102,7 +103,8 @@ class Reduce final : public Visitor {
   const Cutting cut_;
   const int64_t slots_;
   std::unique_ptr<Scalars[]> partials_;  // [outer, slots, inner] of chunks whose segment has several
-  std::vector<std::vector<E>> staged_;   // for each thread
+  std::vector<std::vector<E>> staged_;   // for each thread: rows of a segment,
+  std::vector<std::vector<E>> batches_;  // and narrow rows of several
 
  public:
   Reduce(const PreparedReduce& prepared, Stage<E> stage, Write<Result> write, int64_t element_size, bool in_place)
@@ -151,6 +153,7 @@ class Reduce final : public Visitor {
   void run(const Pool& pool) {
     const int64_t tasks = num_tasks(cut_, segments_, pool);
     staged_.resize(tasks);
+    batches_.resize(tasks);
     walk(cut_, segments_, pool, tasks, *this);
   }
 
@@ -171,9 +174,13 @@ class Reduce final : public Visitor {
     }
     if constexpr (Vectors::kExtra == Extra::none || Vectors::kExtra == Extra::mean) {
       const bool as_stored = std::is_same_v<Stored, Result> ? !write_ : !call_.wide_out;
-      if (in_place_ && !call_.mean && !segments_.order && as_stored) {
-        if (width == kWidth) return whole_in_registers<1>(tile, first, last, begin, thread);
-        if (kStrip > 1 && width == kStrip * kWidth) return whole_in_registers<kStrip>(tile, first, last, begin, thread);
+      const bool straight = in_place_ && !segments_.order;
+      const bool narrow = call_.inner < kWidth;
+      if (!call_.mean && as_stored && (straight || narrow)) {
+        const E* rows = straight ? static_cast<const E*>(data(tile)) + begin * call_.inner + tile.first : batch(tile, begin, end, thread);
+        if (narrow) return whole_in_registers<1, true>(tile, first, last, begin, rows, straight, thread);
+        if (width == kWidth) return whole_in_registers<1, false>(tile, first, last, begin, rows, true, thread);
+        if (kStrip > 1 && width == kStrip * kWidth) return whole_in_registers<kStrip, false>(tile, first, last, begin, rows, true, thread);
       }
     }
     whole_rows(tile, first, last, begin, thread);
@@ -196,14 +203,20 @@ class Reduce final : public Visitor {
     if (stream_) fence_stores();
   }
 
-  // Segments of a block or less, of rows of K vectors, whose results are stored as they are: nothing but the rows and
-  // the result touches memory. The same bits as from whole_rows().
-  template <int K>
-  FASTOPS_NOINLINE void whole_in_registers(const Tile& tile, int64_t first, int64_t last, int64_t begin, int64_t thread) {
+  // Segments of rows of K vectors, or of less than one, whose results are stored as they are: nothing but the rows, one behind the
+  // other from `rows` on, and the result touches memory. The same bits as from whole_rows(). Of narrow rows, what a vector reads of
+  // the rows behind is thrown away, and what it writes behind a result the next one writes again.
+  template <int K, bool kIsNarrow>
+  FASTOPS_NOINLINE void whole_in_registers(const Tile& tile, int64_t first, int64_t last, int64_t begin, const E* rows, bool in_place,
+                                           int64_t thread) {
     const int64_t inner = call_.inner;
     const bool divides = kHasMean && call_.reduction == Reduction::mean;
-    const E* rows = static_cast<const E*>(data(tile)) + begin * inner + tile.first;
     Stored* out = static_cast<Stored*>(call_.out) + (tile.outer * segments_.num_segments + first) * inner + tile.first;
+    const Stored* const out_end = out + (last - first) * inner;
+    // Elements from `rows` on, without a last vector of them.
+    const int64_t readable = in_place ? ((call_.outer - tile.outer) * segments_.num_rows - begin) * inner - kWidth
+                                      : std::numeric_limits<int64_t>::max();
+    const int lanes = kIsNarrow ? int(inner) : kWidth;
     for (int64_t s = first, from = begin; s < last; ++s, out += inner) {
       const int64_t length = segments_.end(s, from) - from;
       if (length == 0 || is_undefined(length)) {
@@ -212,10 +225,18 @@ class Reduce final : public Visitor {
         from += length;
         continue;
       }
-      bool done = length <= ReducePolicy::kBlockRows;
+      constexpr int64_t kBlock = ReducePolicy::kBlockRows;
+      bool done = (!kHasBase || std::is_same_v<E, V> || length <= kBlock) &&
+                  (!kIsNarrow || (from - begin + length - 1) * inner <= readable);
       if (done) {
+        using Rows = std::conditional_t<kIsNarrow, Narrow, Straight>;
+        const V* base = nullptr;
+        if constexpr (kHasBase && std::is_same_v<E, V>) base = rows;
         Vectors joined[K];
-        join_strip<K>(Straight{rows, inner}, length, 0, joined);
+        join_strip<K>(Rows{rows, inner}, std::min(length, kBlock), 0, joined, 0, base);
+        for (int64_t r = kBlock; r < length; r += kBlock) {
+          join_strip<K>(Rows{rows + r * inner, inner}, std::min(length - r, kBlock), r, joined, 0, base);
+        }
         unrolled<K>([&](auto k) FASTOPS_INLINE_LAMBDA {
           auto value = result(joined[k], length);
           if constexpr (kHasMean) {
@@ -223,11 +244,14 @@ class Reduce final : public Visitor {
               value = value / V(length);
               vec<V> wild = value - value;  // 0, or NaN where the sum overflowed
               V sum = 0;
-              for (int l = 0; l < kWidth; ++l) sum += lane(wild, l);
+              for (int l = 0; l < lanes; ++l) sum += lane(wild, l);
               done = done && sum == 0;
             }
           }
-          store(out + k * kWidth, value);
+          if (!kIsNarrow || out + kWidth <= out_end) return store(out + k * kWidth, value);
+          Stored ends[kWidth];
+          store(ends, value);
+          std::copy_n(ends, lanes, out);
         });
       }
       if (!done) whole_rows(tile, s, s + 1, from, thread);
@@ -296,6 +320,15 @@ class Reduce final : public Visitor {
     return staged.data();
   }
 
+  // The rows of a batch, with room to read a vector from each.
+  const E* batch(const Tile& tile, int64_t begin, int64_t end, int64_t thread) {
+    const int64_t size = (end - begin) * call_.inner + kWidth;
+    auto& rows = batches_[thread];
+    if (int64_t(rows.size()) < size) rows.resize(size);
+    stage_(call_, tile.outer, begin, end - begin, 0, call_.inner, rows.data());
+    return rows.data();
+  }
+
   const E* one_column(const Tile& tile, int64_t position, int64_t rows, int64_t thread) {
     if (in_place_ && !segments_.order) return static_cast<const E*>(data(tile)) + position;
     E* to = room(thread, rows);
@@ -317,6 +350,14 @@ class Reduce final : public Visitor {
     FASTOPS_HD void ask_ahead(const E* at, int64_t, int64_t) const {
       prefetch_far(at + ReducePolicy::kPrefetchBytes / int64_t(sizeof(E)));
     }
+  };
+
+  // Rows of a vector or less, one behind the other: the processor sees by itself that all is read.
+  struct Narrow {
+    const E* rows;
+    int64_t stride;
+    FASTOPS_HD const E* operator()(int64_t i) const { return rows + i * stride; }
+    FASTOPS_HD void ask_ahead(const E*, int64_t, int64_t) const {}
   };
 
   // A block of rows, wherever they are, and of those to ask for meanwhile.
@@ -369,6 +410,10 @@ class Reduce final : public Visitor {
           stage_(call_, tile.outer, position + r, rows, tile.first, width, to);
           first = to;
           stride = width;
+        }
+        if (width <= kWidth) {
+          join_strip<1>(Narrow{first, stride}, rows, r, joined, 0, base);
+          continue;
         }
         for (int64_t i = 0; i < rows; ++i) {
           at[i] = first + i * stride;
