@@ -404,6 +404,7 @@ class Contest:
         self.turns = min(max(int(seconds / max(a_turn, 1e-9)), LEAST_TURNS), MOST_TURNS)
 
     def turn(self) -> None:
+        wake_threads()
         self.race.turn()
         Contest.clock += self.race.taken[OURS][-1]
 
@@ -545,9 +546,9 @@ def set_threads(number: int) -> None:
 def wake_threads(limit: float = 2.0) -> None:
     """Returns when the threads of torch run side by side. Those that slept while one thread worked for long may wake on one core,
     and then wait for each other for 8 ms in every call, up to a second, until the system moves one."""
-    data = torch.ones(1 << 17)
+    data = torch.ones(1 << 16)
     start, in_a_row = time.perf_counter(), 0
-    while in_a_row < 200 and time.perf_counter() - start < limit:
+    while in_a_row < 50 and time.perf_counter() - start < limit:
         before = time.perf_counter()
         data.add_(1)
         in_a_row = in_a_row + 1 if time.perf_counter() - before < 1e-3 else 0
