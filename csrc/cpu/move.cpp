@@ -62,7 +62,10 @@ class MapRows final : public Visitor {
     }
     if constexpr (kTwoNumbers) {
       if (call_.inner < kLanes<V>) {
-        return for_narrow_rows(call_.inner, [&](auto elements) { in_narrow_rows<decltype(elements)::value>(tile, first, last, begin); });
+        return for_narrow_rows(call_.inner, [&](auto elements) {
+          constexpr int64_t kElements = decltype(elements)::value;
+          if constexpr (kElements < kLanes<V>) in_narrow_rows<kElements>(tile, first, last, begin);
+        });
       }
     }
     if constexpr (std::is_same_v<M, SelectMap<T>>) {
