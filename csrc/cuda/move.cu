@@ -514,21 +514,13 @@ void map_floating(const RowMapCall& call, cudaStream_t stream) {
   });
 }
 
-// Bits are bits: rows are copied in the largest units that they consist of.
-template <class T>
-bool broadcast_as(const RowMapCall& call, int64_t row_bytes, cudaStream_t stream) {
-  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % sizeof(T) == 0; };
-  if (row_bytes % int64_t(sizeof(T)) != 0 || !aligned(call.out) || !aligned(call.arrays.values)) return false;
-  RowMapCall whole = call;
-  whole.inner = row_bytes / int64_t(sizeof(T));
-  MapRows<BroadcastMap<T>, T, 1>(whole).run(stream);
-  return true;
-}
-
 void broadcast(const RowMapCall& call, int64_t row_bytes, cudaStream_t stream) {
-  broadcast_as<uint4>(call, row_bytes, stream) || broadcast_as<uint64_t>(call, row_bytes, stream) ||
-      broadcast_as<uint32_t>(call, row_bytes, stream) || broadcast_as<uint16_t>(call, row_bytes, stream) ||
-      broadcast_as<uint8_t>(call, row_bytes, stream);
+  visit_unit(row_bytes, call.arrays.values, call.out, [&](auto unit) {
+    using T = typename decltype(unit)::type;
+    RowMapCall whole = call;
+    whole.inner = row_bytes / int64_t(sizeof(T));
+    MapRows<BroadcastMap<T>, T, 1>(whole).run(stream);
+  });
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "cuda/launch.cuh"
+#include "cuda/vectors.cuh"
 #include "dispatch.h"
 #include "kernels.h"
 #include "keys.h"
@@ -602,24 +603,6 @@ __global__ void __launch_bounds__(SelectPolicy::kThreads) copy_ends_kernel(EndCa
   }
 }
 
-// Bits are bits: rows are copied in the largest units that they consist of.
-template <class K>
-bool copy_ends_as(const EndCall& call, cudaStream_t stream) {
-  const int64_t element = size_of(call.dtype), row_bytes = call.inner * element, unit = sizeof(K);
-  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % sizeof(K) == 0; };
-  if (unit < element || row_bytes % unit != 0 || !aligned(call.from) || !aligned(call.to)) return false;
-  EndCall whole = call;
-  whole.inner = row_bytes / unit;
-  unsigned char bytes[sizeof(K)];
-  for (int64_t i = 0; i < unit; ++i) bytes[i] = static_cast<unsigned char>(call.fill >> 8 * (i % element));
-  K fill;
-  std::memcpy(&fill, bytes, sizeof(K));
-  const int64_t units = call.outer * call.segments.num_segments * whole.inner;
-  copy_ends_kernel<K><<<blocks_for(units, SelectPolicy::kThreads), SelectPolicy::kThreads, 0, stream>>>(whole, fill);
-  check(cudaGetLastError());
-  return true;
-}
-
 }  // namespace
 
 size_t select_workspace(const SelectCall& call) {
@@ -651,8 +634,19 @@ void place(const PlaceCall& call, cudaStream_t stream) {
 
 void copy_ends(const EndCall& call, cudaStream_t stream) {
   if (call.outer * call.segments.num_segments * call.inner == 0) return;
-  copy_ends_as<uint4>(call, stream) || copy_ends_as<uint64_t>(call, stream) || copy_ends_as<uint32_t>(call, stream) ||
-      copy_ends_as<uint16_t>(call, stream) || copy_ends_as<uint8_t>(call, stream);
+  const int64_t element = size_of(call.dtype), row_bytes = call.inner * element;
+  visit_unit(row_bytes, call.from, call.to, [&](auto unit) {
+    using K = typename decltype(unit)::type;
+    EndCall whole = call;
+    whole.inner = row_bytes / int64_t(sizeof(K));
+    unsigned char bytes[sizeof(K)];
+    for (int64_t i = 0; i < int64_t(sizeof(K)); ++i) bytes[i] = static_cast<unsigned char>(call.fill >> 8 * (i % element));
+    K fill;
+    std::memcpy(&fill, bytes, sizeof(K));
+    const int64_t units = call.outer * call.segments.num_segments * whole.inner;
+    copy_ends_kernel<K><<<blocks_for(units, SelectPolicy::kThreads), SelectPolicy::kThreads, 0, stream>>>(whole, fill);
+    check(cudaGetLastError());
+  });
 }
 
 }  // namespace fastops::cuda

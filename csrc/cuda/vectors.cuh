@@ -5,11 +5,24 @@
 
 #include <cstring>
 
+#include "dispatch.h"
 #include "numeric.h"
 
 namespace fastops::cuda {
 
 constexpr int kVectorBytes = 16;
+
+// Bits are bits: rows are copied in the largest units that they consist of. Calls visit(Type<...>{}) for that of rows of so many
+// bytes in two arrays.
+template <class Visit>
+void visit_unit(int64_t row_bytes, const void* from, const void* to, Visit&& visit) {
+  const uint64_t common = uint64_t(row_bytes) | reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to);
+  if (common % sizeof(uint4) == 0) return visit(Type<uint4>{});
+  if (common % sizeof(uint64_t) == 0) return visit(Type<uint64_t>{});
+  if (common % sizeof(uint32_t) == 0) return visit(Type<uint32_t>{});
+  if (common % sizeof(uint16_t) == 0) return visit(Type<uint16_t>{});
+  visit(Type<uint8_t>{});
+}
 
 // kVec neighbouring elements as they stand in memory: one, or 16 bytes, in the registers that suit their type.
 template <class T>
